@@ -1,0 +1,78 @@
+"""Branch lifecycle events: what a harness, a hook or the router says about a branch."""
+
+from enum import StrEnum
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from schemas.codec import Decoder, Message
+
+BranchId = Annotated[str, Meta(min_length=1, max_length=256)]
+Count = Annotated[int, Meta(ge=0)]
+DEFAULT_TENANT = ""
+
+
+class BranchEventType(StrEnum):
+    OPEN = "open"
+    FORK = "fork"
+    SUBAGENT = "subagent"
+    COMPACT = "compact"
+    END = "end"
+    KEEPALIVE = "keepalive"
+    CONTEXT = "context"
+
+
+class BranchKind(StrEnum):
+    MAIN = "main"
+    FORK = "fork"
+    SUBAGENT = "subagent"
+
+
+class BranchState(StrEnum):
+    ACTIVE = "active"
+    IDLE = "idle"
+    ENDED = "ended"
+
+
+class BranchEvent(Message, frozen=True, kw_only=True):
+    """`branch.event`: durable, deduplicated by `id`, ordered within a branch by `version`.
+
+    `context` is published by the router when a request was answered: `tip` is the short key of the last full block of
+    prompt and output, `blocks` how many full blocks that context has, `keys` the packed short keys of the blocks after
+    the first `base_blocks` of the branch's former context (a directory that lost its state rebuilds claims from them).
+    """
+
+    id: Annotated[str, Meta(min_length=1, max_length=128)]
+    t: float
+    branch: BranchId
+    type: BranchEventType
+    tenant: str = DEFAULT_TENANT
+    parent: BranchId | None = None
+    version: Count | None = None
+    source: str = ""
+    cascade: bool = True
+    request: str | None = None
+    tip: int | None = None
+    blocks: Count | None = None
+    keys: bytes = b""
+    prefill_node: str | None = None
+    decode_node: str | None = None
+    inferred: bool = False
+
+
+class BranchInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One branch as `GET /v1/branches` shows it; `last_seen` in Unix seconds."""
+
+    id: str
+    parent: str | None
+    kind: BranchKind
+    version: int
+    state: BranchState
+    inferred: bool
+    tokens: int
+    blocks: int
+    last_seen: float
+
+
+BRANCH_EVENT = Decoder(BranchEvent)

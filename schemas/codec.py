@@ -1,0 +1,77 @@
+"""Bytes to messages and back: MessagePack maps, one version number, one error type."""
+
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+VERSION = 1
+"""The `v` this code writes and reads. New keys do not raise it; a changed meaning does."""
+
+
+class RejectedMessage(ValueError):
+    """Bytes that are not the message they should be; `reason` is `version`, `schema` or `bytes`."""
+
+    def __init__(self, reason: str, text: str) -> None:
+        super().__init__(text)
+        self.reason = reason
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True):
+    """What every message carries: its version. Unknown keys are ignored, so additions are safe."""
+
+    v: int = VERSION
+
+
+class _Envelope(msgspec.Struct):
+    v: int
+
+
+_ENCODER = msgspec.msgpack.Encoder()
+_ENVELOPE = msgspec.msgpack.Decoder(_Envelope)
+_JSON_ENVELOPE = msgspec.json.Decoder(_Envelope)
+MessageT = TypeVar("MessageT", bound=Message)
+
+
+def encode(message: Message) -> bytes:
+    """Encode a message as one MessagePack map."""
+    return _ENCODER.encode(message)
+
+
+class Decoder(Generic[MessageT]):
+    """Decode one message type from MessagePack (or JSON); raises `RejectedMessage` and nothing else."""
+
+    def __init__(self, kind: type[MessageT]) -> None:
+        self.kind = kind
+        self._msgpack = msgspec.msgpack.Decoder(kind)
+        self._json = msgspec.json.Decoder(kind)
+
+    def decode(self, data: bytes) -> MessageT:
+        """Decode MessagePack bytes."""
+        return self._checked(self._msgpack, _ENVELOPE, data)
+
+    def decode_json(self, data: bytes) -> MessageT:
+        """Decode JSON bytes (accepted on `branch.event` only)."""
+        return self._checked(self._json, _JSON_ENVELOPE, data)
+
+    def _checked(self, decoder: Any, envelope: Any, data: bytes) -> MessageT:
+        try:
+            message: MessageT = decoder.decode(data)
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, OverflowError) as error:
+            raise self._rejected(envelope, data, error) from error
+        if message.v != VERSION:
+            raise self._unknown_version(message.v)
+        return message
+
+    def _rejected(self, envelope: Any, data: bytes, error: Exception) -> RejectedMessage:
+        """A message of another version may not even fit the schema: name the version then, not the misfit."""
+        try:
+            version = envelope.decode(data).v
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, OverflowError):
+            version = VERSION
+        if version != VERSION:
+            return self._unknown_version(version)
+        reason = "schema" if isinstance(error, msgspec.ValidationError) else "bytes"
+        return RejectedMessage(reason, f"{self.kind.__name__}: {error}")
+
+    def _unknown_version(self, version: int) -> RejectedMessage:
+        return RejectedMessage("version", f"{self.kind.__name__}: version {version}, this service reads {VERSION}")

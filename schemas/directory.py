@@ -1,0 +1,117 @@
+"""Questions to the directory and its answers."""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from schemas.branch import BranchId, BranchInfo, BranchKind
+from schemas.codec import Decoder, Message
+from schemas.kv import keys_of
+
+Count = Annotated[int, Meta(ge=0)]
+
+
+class MatchQuery(Message, frozen=True, kw_only=True):
+    """Where does the longest cached prefix of these blocks lie? Registers the prefix as pending under `request`.
+
+    `hashes`: packed short keys of all full blocks of the prompt. Changes no count. `release` True only withdraws
+    the pending prefix of `request` (cancelled or failed) and is answered by an empty match.
+    """
+
+    request: str
+    hashes: bytes = b""
+    prompt_tokens: Count = 0
+    branch: BranchId | None = None
+    tenant: str = ""
+    version: Count | None = None
+    parent: BranchId | None = None
+    kind: BranchKind | None = None
+    release: bool = False
+
+    def __post_init__(self) -> None:
+        keys_of(self.hashes)
+
+
+class NodeMatch(msgspec.Struct, frozen=True, kw_only=True):
+    """What one node has of the prefix: leading blocks in its own L1, and in its own L2, from block 0 without a gap."""
+
+    node: str
+    l1_blocks: Count
+    l2_blocks: Count
+
+
+class Piece(msgspec.Struct, frozen=True, kw_only=True):
+    """Blocks [first, last) of the prefix lie in L2 of `nodes`; pieces join without a gap from block 0."""
+
+    first: Count
+    last: Count
+    nodes: list[str]
+
+
+class MatchReply(Message, frozen=True, kw_only=True):
+    """The placement of the longest prefix that all L2 together supply.
+
+    `known_blocks`: leading blocks whose keys the directory remembers, resident or not (live ideal hit).
+    `pending_blocks`: leading blocks that another request is computing on `pending_node`.
+    `lineage`: what the request is to its branch: extends, opens, fork, subagent, compact, transient.
+    """
+
+    blocks: Count
+    known_blocks: Count = 0
+    pieces: list[Piece] = []
+    nodes: list[NodeMatch] = []
+    pending_blocks: Count = 0
+    pending_node: str | None = None
+    referenced_share: dict[str, float] = {}
+    branch: str | None = None
+    version: Count | None = None
+    inferred: bool = False
+    lineage: str = ""
+    last_prefill_node: str | None = None
+    last_decode_node: str | None = None
+    blind: bool = False
+    error: str = ""
+
+
+class BranchQuery(Message, frozen=True, kw_only=True):
+    """One branch, or all of them (`branch` None), newest first."""
+
+    branch: str | None = None
+    tenant: str = ""
+    limit: Annotated[int, Meta(ge=1)] = 1000
+
+
+class BranchReply(Message, frozen=True, kw_only=True):
+    branches: list[BranchInfo]
+
+
+class ReferencesQuery(Message, frozen=True, kw_only=True):
+    """A pool that starts asks which of its copies are referenced; the answer comes as a `full` kv.reference."""
+
+    node: str
+    cursor: Count = 0
+
+
+class StatsReply(Message, frozen=True, kw_only=True):
+    """Totals of the directory: copies, claims, branches, and whether it is still blind after a restart."""
+
+    incarnation: int
+    blocks: Count
+    copies: Count
+    claims: Count
+    branches: Count
+    active_branches: Count
+    pending: Count
+    resyncs: Count
+    duplicates: Count
+    blind: bool
+    nodes: dict[str, int]
+
+
+MATCH_QUERY = Decoder(MatchQuery)
+MATCH_REPLY = Decoder(MatchReply)
+BRANCH_QUERY = Decoder(BranchQuery)
+BRANCH_REPLY = Decoder(BranchReply)
+REFERENCES_QUERY = Decoder(ReferencesQuery)
+STATS_REPLY = Decoder(StatsReply)

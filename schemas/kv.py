@@ -1,0 +1,130 @@
+"""Where KV lies: location events, snapshots, reference events, and the hello of a node."""
+
+from enum import StrEnum
+from typing import Annotated
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from msgspec import Meta
+
+from schemas.codec import Decoder, Message
+
+KEY_BYTES = 8
+Count = Annotated[int, Meta(ge=0)]
+
+
+class Tier(StrEnum):
+    """L1 is device memory, L2 the node's host memory."""
+
+    L1 = "l1"
+    L2 = "l2"
+
+
+class ChangeType(StrEnum):
+    STORED = "stored"
+    REMOVED = "removed"
+    MOVED = "moved"
+    CLEARED = "cleared"
+
+
+def keys_of(packed: bytes) -> npt.NDArray[np.uint64]:
+    """View packed little-endian short keys as an array; ValueError unless whole keys."""
+    if len(packed) % KEY_BYTES:
+        raise ValueError(f"{len(packed)} bytes of keys are not a multiple of {KEY_BYTES}")
+    return np.frombuffer(packed, dtype="<u8")
+
+
+class LocationChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A run of blocks that came to, left or moved between tiers of one node.
+
+    `hashes` are packed short keys in chain order; `parent` is the short key of the block before the first, None at the
+    start of a context. `moved` names the tier it left in `from`. `cleared` empties `tier` and has no hashes.
+    """
+
+    type: ChangeType
+    tier: Tier
+    hashes: bytes = b""
+    parent: int | None = None
+    origin: Tier | None = msgspec.field(default=None, name="from")
+
+    def __post_init__(self) -> None:
+        keys_of(self.hashes)
+
+
+class KvLocation(Message, frozen=True, kw_only=True):
+    """`kv.location`: changes of one node in order; a gap in `seq` within an incarnation is repaired by snapshot."""
+
+    node: str
+    incarnation: int
+    seq: Count
+    changes: list[LocationChange]
+
+
+class SnapshotRequest(Message, frozen=True, kw_only=True):
+    """Ask a node for everything it holds; `cursor` 0 starts, the answer names the next one."""
+
+    cursor: Count = 0
+    snapshot: str | None = None
+
+
+class SnapshotPart(Message, frozen=True, kw_only=True):
+    """One part of a node's holdings as of `seq`; `next_cursor` None ends it. Parts of one snapshot share its id."""
+
+    node: str
+    incarnation: int
+    seq: Count
+    snapshot: str
+    changes: list[LocationChange]
+    next_cursor: int | None = None
+
+
+class ReferenceChange(msgspec.Struct, frozen=True, kw_only=True):
+    """Copies on one node whose claim count went from zero to positive or back."""
+
+    referenced: bool
+    hashes: bytes
+
+    def __post_init__(self) -> None:
+        keys_of(self.hashes)
+
+
+class KvReference(Message, frozen=True, kw_only=True):
+    """`kv.reference`: directory to a node's pool; eviction there follows it. `full` replaces all the pool knew."""
+
+    node: str
+    incarnation: int
+    seq: Count
+    full: bool = False
+    changes: list[ReferenceChange]
+
+
+class Capacities(msgspec.Struct, frozen=True, kw_only=True):
+    l1_tokens: Count
+    l2_tokens: Count
+    running: Count = 0
+
+
+class NodeHello(Message, frozen=True, kw_only=True):
+    """`node.hello`: what a node is. One whose model, block size, key version or layout differs is refused by name."""
+
+    node: str
+    incarnation: int
+    model: str
+    block_size: Annotated[int, Meta(ge=1)]
+    key_version: str
+    ranks: Annotated[int, Meta(ge=1)]
+    engine: str
+    dtype: str
+    capacities: Capacities
+    transfer: str
+    rendezvous: str = ""
+    max_context_tokens: Count = 0
+    tokenizer: str = ""
+
+
+KV_LOCATION = Decoder(KvLocation)
+SNAPSHOT_REQUEST = Decoder(SnapshotRequest)
+SNAPSHOT_PART = Decoder(SnapshotPart)
+KV_REFERENCE = Decoder(KvReference)
+NODE_HELLO = Decoder(NodeHello)

@@ -1,0 +1,119 @@
+"""What nodes, requests and routers report; durations in seconds, `t` in Unix seconds for people only."""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from schemas.codec import Decoder, Message
+from schemas.phase import Phase
+
+Count = Annotated[int, Meta(ge=0)]
+Seconds = Annotated[float, Meta(ge=0)]
+
+
+class Iteration(msgspec.Struct, frozen=True, kw_only=True):
+    """One engine iteration: the terms of the iteration-time models, summed over its batch (system.md section 5).
+
+    `attention_pairs` is sum of t_uc*t_c + t_uc*(t_uc+1)/2; `fed_tokens` and `accepted_tokens` are decode's t_fwd and
+    t_acc summed over requests; `context_tokens` the KV length read by decode.
+    """
+
+    t: float
+    seq: Count
+    phase: Phase
+    duration_s: Seconds
+    requests: Count
+    uncached_tokens: Count = 0
+    attention_pairs: Annotated[float, Meta(ge=0)] = 0.0
+    restored_tokens: Count = 0
+    cached_tokens: Count = 0
+    context_tokens: Count = 0
+    output_tokens: Count = 0
+    accepted_tokens: Count = 0
+    fed_tokens: Count = 0
+
+
+class IterationBatch(Message, frozen=True, kw_only=True):
+    """`telemetry.iteration`: the iterations of one node since its last message, at most 100 ms of them."""
+
+    node: str
+    incarnation: int
+    iterations: list[Iteration]
+
+
+class TierUse(msgspec.Struct, frozen=True, kw_only=True):
+    used: Count
+    total: Count
+    referenced: Count = 0
+
+
+class KvUse(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens held per tier of a node."""
+
+    l1: TierUse
+    l2: TierUse
+
+
+class NodeTelemetry(Message, frozen=True, kw_only=True):
+    """`telemetry.node`: a node's heartbeat, every second; router and planner judge liveness from it alone."""
+
+    node: str
+    t: float
+    incarnation: int
+    phase: Phase
+    epoch: Count
+    waiting: Count
+    running: Count
+    kv: KvUse
+    last_kv_seq: Count
+    running_prefill: Count = 0
+    running_decode: Count = 0
+    ready: bool = True
+
+
+class RequestTelemetry(Message, frozen=True, kw_only=True):
+    """`telemetry.request`: one finished request; times are Unix seconds, None where that step was not reached.
+
+    `ideal_tokens`: prompt tokens whose keys the directory remembered at arrival, in full blocks (live ideal hit).
+    """
+
+    id: str
+    t: float
+    request: str
+    branch: str | None
+    version: Count | None
+    outcome: str
+    t_arrive: float
+    t_placed: float | None = None
+    t_fetched: float | None = None
+    t_prefill_start: float | None = None
+    t_first_token: float | None = None
+    t_end: float
+    prompt_tokens: Count = 0
+    cached_tokens: Count = 0
+    restored_tokens: Count = 0
+    uncached_tokens: Count = 0
+    ideal_tokens: Count = 0
+    output_tokens: Count = 0
+    prefill_node: str | None = None
+    decode_node: str | None = None
+    attempts: Count = 1
+    ttft_predicted_s: float | None = None
+    ttft_s: float | None = None
+    blind: bool = False
+
+
+class RouterTelemetry(Message, frozen=True, kw_only=True):
+    """`telemetry.router`: a router's heartbeat; engines cancel the requests of a router silent for 5 s."""
+
+    router: str
+    t: float
+    incarnation: int
+    open_requests: Count
+
+
+ITERATION_BATCH = Decoder(IterationBatch)
+NODE_TELEMETRY = Decoder(NodeTelemetry)
+REQUEST_TELEMETRY = Decoder(RequestTelemetry)
+ROUTER_TELEMETRY = Decoder(RouterTelemetry)
