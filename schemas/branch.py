@@ -39,8 +39,9 @@ class BranchEvent(Message, frozen=True, kw_only=True):
     """`branch.event`: durable, deduplicated by `id`, ordered within a branch by `version`.
 
     `context` is published by the router when a request was answered: `tip` is the short key of the last full block of
-    prompt and output, `blocks` how many full blocks that context has, `keys` the packed short keys of the blocks after
-    the first `base_blocks` of the branch's former context (a directory that lost its state rebuilds claims from them).
+    prompt and output whose KV exists (all tokens but the last generated one), `blocks` how many full blocks that is.
+    `keys` holds the packed short keys of blocks [base_blocks, blocks); the first `base_blocks` are those of the
+    branch's former context, so that a directory that lost its state can rebuild every claim from the stream.
     """
 
     id: Annotated[str, Meta(min_length=1, max_length=128)]
@@ -55,6 +56,7 @@ class BranchEvent(Message, frozen=True, kw_only=True):
     request: str | None = None
     tip: int | None = None
     blocks: Count | None = None
+    base_blocks: Count = 0
     keys: bytes = b""
     prefill_node: str | None = None
     decode_node: str | None = None

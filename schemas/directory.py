@@ -52,6 +52,7 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
 class MatchReply(Message, frozen=True, kw_only=True):
     """The placement of the longest prefix that all L2 together supply.
 
+    `branch_blocks`: leading blocks that are also those of the branch's current context (base of its context event).
     `known_blocks`: leading blocks whose keys the directory remembers, resident or not (live ideal hit).
     `pending_blocks`: leading blocks that another request is computing on `pending_node`.
     `lineage`: what the request is to its branch: extends, opens, fork, subagent, compact, transient.
@@ -59,6 +60,7 @@ class MatchReply(Message, frozen=True, kw_only=True):
 
     blocks: Count
     known_blocks: Count = 0
+    branch_blocks: Count = 0
     pieces: list[Piece] = []
     nodes: list[NodeMatch] = []
     pending_blocks: Count = 0

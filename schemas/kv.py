@@ -53,7 +53,11 @@ class LocationChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class KvLocation(Message, frozen=True, kw_only=True):
-    """`kv.location`: changes of one node in order; a gap in `seq` within an incarnation is repaired by snapshot."""
+    """`kv.location`: changes of one node in order; a gap in `seq` within an incarnation is repaired by snapshot.
+
+    Every message with changes raises `seq` by one. Once a second a message without changes repeats the last `seq`:
+    the heartbeat of the node's pool, from which lost messages and dead pools are noticed.
+    """
 
     node: str
     incarnation: int
@@ -110,6 +114,7 @@ class NodeHello(Message, frozen=True, kw_only=True):
 
     node: str
     incarnation: int
+    engine_incarnation: int
     model: str
     block_size: Annotated[int, Meta(ge=1)]
     key_version: str

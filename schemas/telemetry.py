@@ -56,7 +56,11 @@ class KvUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeTelemetry(Message, frozen=True, kw_only=True):
-    """`telemetry.node`: a node's heartbeat, every second; router and planner judge liveness from it alone."""
+    """`telemetry.node`: a node's heartbeat, every second; router and planner judge liveness from it alone.
+
+    `incarnation` and `last_kv_seq` are the pool's (they go with kv.location); `engine_incarnation` changes when the
+    engine process was started anew, so that its requests are gone.
+    """
 
     node: str
     t: float
@@ -67,6 +71,7 @@ class NodeTelemetry(Message, frozen=True, kw_only=True):
     running: Count
     kv: KvUse
     last_kv_seq: Count
+    engine_incarnation: int = 0
     running_prefill: Count = 0
     running_decode: Count = 0
     ready: bool = True
