@@ -31,7 +31,7 @@ def checked_name(name: str) -> str:
 def parse(subject: str) -> Subject:
     """Split a subject into its parts; ValueError if it is not one of ours.
 
-    `serve`, `reply`, `cancel`, `handoff`, `resend` and `prompt` have no event: `event` is "" and `entity` the node or router.
+    In `serve`, `reply`, `cancel`, `handoff`, `resend` and `prompt`, `event` is "" and `entity` the node or router.
     """
     parts = subject.split(".")
     if len(parts) not in (4, 5) or parts[0] != "ei" or not all(parts):
