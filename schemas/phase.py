@@ -126,7 +126,10 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Decision(Message, frozen=True, kw_only=True):
-    """`planner.decision`: what was decided and every number behind it."""
+    """`planner.decision`: what was decided and every number behind it.
+
+    `pinned` and `mode` are the planner's standing orders after it; a planner that starts takes them from the last one.
+    """
 
     id: str
     t: float
@@ -142,6 +145,8 @@ class Decision(Message, frozen=True, kw_only=True):
     applied: bool
     why: str
     nodes: list[str] = []
+    pinned: list[str] = []
+    mode: str = ""
 
 
 PHASE_COMMAND = Decoder(PhaseCommand)

@@ -1,0 +1,230 @@
+"""Telemetry windows: slices of time with the mean work of a request and the mean number of requests in decode.
+
+A slice says `unknown` where a source that should have reported was silent, `idle` where everyone reported and nothing
+ran, `switching` where it overlaps a change of the split, else `known`. Unknown is never taken for zero.
+"""
+
+import math
+from collections import deque
+from dataclasses import dataclass
+from enum import StrEnum
+
+import msgspec
+
+from schemas.phase import Phase, Workload
+from schemas.telemetry import IterationBatch, RequestTelemetry
+
+
+class SliceKind(StrEnum):
+    KNOWN = "known"
+    IDLE = "idle"
+    UNKNOWN = "unknown"
+    SWITCHING = "switching"
+
+
+@dataclass(frozen=True, slots=True)
+class WindowSettings:
+    """Durations in seconds; a source silent for longer than `max_gap_s` makes its slice unknown."""
+
+    slice_s: float = 60.0
+    slices: int = 10
+    max_gap_s: float = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """A closed slice. `workload` is the mean of its `requests`; `q` the mean number of requests in decode."""
+
+    start: float
+    kind: SliceKind
+    requests: int
+    workload: Workload | None
+    q: float | None
+
+
+@dataclass(slots=True)
+class _Source:
+    """One reporter: when it was last heard, and within the open slice its longest silence and its decode gauge."""
+
+    heard_at: float
+    counted_to: float
+    decoding: int = 0
+    silence_s: float = 0.0
+    decode_area: float = 0.0
+
+    def count_to(self, now: float) -> None:
+        self.decode_area += self.decoding * max(0.0, now - self.counted_to)
+        self.silence_s = max(self.silence_s, now - self.heard_at)
+        self.counted_to = max(now, self.counted_to)
+
+
+@dataclass(slots=True)
+class _Sums:
+    requests: int = 0
+    t_uc: int = 0
+    t_c: int = 0
+    pairs: float = 0.0
+    t_out: int = 0
+    decode_steps: int = 0
+    accepted: int = 0
+
+    def add(self, record: RequestTelemetry) -> None:
+        self.requests += 1
+        self.t_uc += record.uncached_tokens
+        self.t_c += record.cached_tokens
+        self.pairs += attention_pairs(record.uncached_tokens, record.cached_tokens)
+        self.t_out += record.output_tokens
+
+    def mean(self) -> Workload | None:
+        """Per request; `t_acc` is per request and decode iteration, 1 where nothing was decoded."""
+        if self.requests == 0:
+            return None
+        n = self.requests
+        t_acc = self.accepted / self.decode_steps if self.decode_steps else 1.0
+        return Workload(
+            t_uc=self.t_uc / n,
+            t_c=self.t_c / n,
+            attention_pairs=self.pairs / n,
+            t_out=self.t_out / n,
+            t_acc=t_acc,
+        )
+
+    def plus(self, other: "_Sums") -> "_Sums":
+        return _Sums(
+            self.requests + other.requests,
+            self.t_uc + other.t_uc,
+            self.t_c + other.t_c,
+            self.pairs + other.pairs,
+            self.t_out + other.t_out,
+            self.decode_steps + other.decode_steps,
+            self.accepted + other.accepted,
+        )
+
+
+def attention_pairs(t_uc: int, t_c: int) -> float:
+    """Query-key pairs of a prefill: t_uc*t_c + t_uc*(t_uc+1)/2."""
+    return t_uc * t_c + t_uc * (t_uc + 1) / 2
+
+
+class Windows:
+    """Slices follow one another from `start` on (monotonic seconds), windows of `settings.slices` of them likewise.
+
+    Call `advance` before feeding records, so that a record falls into the slice of its receipt. `rejected` counts
+    records with a value that is not a finite number: that record alone is left out.
+    """
+
+    def __init__(self, settings: WindowSettings, start: float) -> None:
+        self.settings = settings
+        self.start = start
+        self.rejected = 0
+        self._nodes: dict[str, _Source] = {}
+        self._routers: dict[str, _Source] = {}
+        self._sums = _Sums()
+        self._gone = False
+        self._switch_active = False
+        self._switch_overlap = False
+        self._window: list[Slice] = []
+        self._recent: deque[tuple[Slice, _Sums]] = deque(maxlen=settings.slices)
+
+    def node_beat(self, node: str, decoding: int, now: float) -> None:
+        """A heartbeat of a node with the number of its running decode requests."""
+        self._beat(self._nodes, node, decoding, now)
+
+    def router_beat(self, router: str, now: float) -> None:
+        """A heartbeat of a router: requests that end there would be reported."""
+        self._beat(self._routers, router, 0, now)
+
+    def forget(self, name: str) -> None:
+        """A node or router that left; the slice in which it was missed is unknown."""
+        for sources in (self._nodes, self._routers):
+            if sources.pop(name, None) is not None:
+                self._gone = True
+
+    def request(self, record: RequestTelemetry) -> None:
+        """A finished request; one that was not served is no work."""
+        if not all(map(math.isfinite, (record.t_arrive, record.t_end, record.t))):
+            self.rejected += 1
+        elif record.output_tokens > 0:
+            self._sums.add(record)
+
+    def iterations(self, batch: IterationBatch) -> None:
+        """Decode iterations give the accepted tokens per request and iteration."""
+        for iteration in batch.iterations:
+            if not (math.isfinite(iteration.duration_s) and math.isfinite(iteration.attention_pairs)):
+                self.rejected += 1
+            elif iteration.phase is Phase.DECODE:
+                self._sums.decode_steps += iteration.requests
+                self._sums.accepted += iteration.accepted_tokens
+
+    def switching(self, *, active: bool) -> None:
+        """From now on the split is (not) changing; a slice that overlaps a change is left out."""
+        self._switch_active = active
+        self._switch_overlap = self._switch_overlap or active
+
+    def advance(self, now: float) -> list[list[Slice]]:
+        """Close every slice that has ended by `now`; returns the windows completed by that, oldest first."""
+        windows: list[list[Slice]] = []
+        while now - self.start >= self.settings.slice_s:
+            self._window.append(self._close(self.start + self.settings.slice_s))
+            if len(self._window) == self.settings.slices:
+                windows.append(self._window)
+                self._window = []
+        return windows
+
+    def recent(self, now: float) -> tuple[Workload | None, float | None]:
+        """Mean work per request and mean number in decode over the last usable slices and the open one."""
+        sums, area, seconds = self._sums, 0.0, 0.0
+        if self._nodes:
+            area, seconds = self._area(now), now - self.start
+        for closed, part in self._recent:
+            if closed.q is not None:
+                sums = sums.plus(part)
+                area += closed.q * self.settings.slice_s
+                seconds += self.settings.slice_s
+        return sums.mean(), area / seconds if seconds > 0 else None
+
+    def _beat(self, sources: dict[str, _Source], name: str, decoding: int, now: float) -> None:
+        source = sources.setdefault(name, _Source(heard_at=now, counted_to=now))
+        source.count_to(now)
+        source.heard_at = now
+        source.decoding = decoding
+
+    def _area(self, now: float) -> float:
+        for source in self._nodes.values():
+            source.count_to(now)
+        return sum(source.decode_area for source in self._nodes.values())
+
+    def _close(self, end: float) -> Slice:
+        area = self._area(end)
+        for router in self._routers.values():
+            router.count_to(end)
+        kind = self._kind()
+        usable = kind in (SliceKind.KNOWN, SliceKind.IDLE)
+        workload = self._sums.mean() if kind is SliceKind.KNOWN else None
+        q = area / self.settings.slice_s if usable else None
+        closed = Slice(start=self.start, kind=kind, requests=self._sums.requests, workload=workload, q=q)
+        self._recent.append((closed, self._sums))
+        self.start, self._sums, self._gone = end, _Sums(), False
+        self._switch_overlap = self._switch_active
+        for source in (*self._nodes.values(), *self._routers.values()):
+            source.decode_area, source.silence_s = 0.0, 0.0
+        return closed
+
+    def _kind(self) -> SliceKind:
+        if self._switch_overlap:
+            return SliceKind.SWITCHING
+        sources = (*self._nodes.values(), *self._routers.values())
+        silent = any(source.silence_s > self.settings.max_gap_s for source in sources)
+        if self._gone or silent or not self._nodes or not self._routers:
+            return SliceKind.UNKNOWN
+        return SliceKind.KNOWN if self._sums.requests else SliceKind.IDLE
+
+    def check(self) -> None:
+        """No negative sum, no workload or gauge that is not finite, never a full window left unreported."""
+        assert len(self._window) < self.settings.slices
+        assert min(self._sums.requests, self._sums.t_uc, self._sums.t_c, self._sums.decode_steps) >= 0
+        for closed, _ in self._recent:
+            assert closed.q is None or (math.isfinite(closed.q) and closed.q >= 0)
+            assert (closed.workload is not None) == (closed.kind is SliceKind.KNOWN)
+            if closed.workload is not None:
+                assert all(map(math.isfinite, msgspec.structs.astuple(closed.workload)))
