@@ -84,10 +84,14 @@ class SnapshotPart(Message, frozen=True, kw_only=True):
 
 
 class ReferenceChange(msgspec.Struct, frozen=True, kw_only=True):
-    """Copies on one node whose claim count went from zero to positive or back."""
+    """Copies on one node whose claim count went from zero to positive or back.
+
+    `unreachable`: the cluster can no longer reach block 0 from these copies, so they go before all others.
+    """
 
     referenced: bool
     hashes: bytes
+    unreachable: bool = False
 
     def __post_init__(self) -> None:
         keys_of(self.hashes)

@@ -33,11 +33,15 @@ class SlotInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LeaseRequest(Message, frozen=True, kw_only=True):
-    """Hold the leading run of these blocks that is here, for at most `ttl_s`, so that it can be read."""
+    """Hold the leading run of these blocks that is here, for at most `ttl_s`, so that it can be read.
+
+    `host` names the asker's host: the owner opens its network transport only for askers on another one.
+    """
 
     id: str
     digests: bytes
     ttl_s: Annotated[float, Meta(gt=0, le=600)] = 30.0
+    host: str = ""
 
     def __post_init__(self) -> None:
         digests_of(self.digests)
@@ -45,7 +49,8 @@ class LeaseRequest(Message, frozen=True, kw_only=True):
 
 class LeaseReply(Message, frozen=True, kw_only=True):
     """`slots` of the leading blocks held; fewer than asked is no error. `host` and `arena` let a peer on the same
-    host map the arena; `session` and `base_address` are for Mooncake."""
+    host map the arena; `session` and `base_address` are for Mooncake, slot s lies at base_address + s * slot_bytes.
+    `layout` says what the bytes mean: a reader whose own differs must not use them."""
 
     slots: list[SlotInfo]
     incarnation: int
@@ -53,6 +58,8 @@ class LeaseReply(Message, frozen=True, kw_only=True):
     arena: str = ""
     session: str = ""
     base_address: int = 0
+    slot_bytes: Count = 0
+    layout: str = ""
     error: str = ""
 
 
@@ -118,6 +125,8 @@ class AllocateRequest(Message, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         digests_of(self.digests)
+        if len(self.parent) not in (0, DIGEST_BYTES):
+            raise ValueError(f"parent of {len(self.parent)} bytes is neither empty nor a digest of {DIGEST_BYTES}")
 
 
 class AllocateReply(Message, frozen=True, kw_only=True):
@@ -176,6 +185,10 @@ class PoolStatus(Message, frozen=True, kw_only=True):
     last_kv_seq: Count
 
 
+class Empty(Message, frozen=True, kw_only=True):
+    """A call without arguments, or an answer without a value."""
+
+
 class LocalCall(msgspec.Struct, frozen=True, kw_only=True):
     """One call on the Unix socket: `body` is the encoded message of `verb`; `call` matches the reply to it."""
 
@@ -205,3 +218,4 @@ DEVICE_CHANGES = Decoder(DeviceChanges)
 ATTACH_REQUEST = Decoder(AttachRequest)
 ATTACH_REPLY = Decoder(AttachReply)
 POOL_STATUS = Decoder(PoolStatus)
+EMPTY = Decoder(Empty)
