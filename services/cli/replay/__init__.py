@@ -1,0 +1,1 @@
+"""`ei replay`: recorded agents against a running cluster, and what they saw."""
