@@ -53,7 +53,8 @@ class BackendInfo:
 
     `batch_tokens`: uncached tokens one prefill iteration takes at most (chunk size). `l1_tokens`: KV tokens device
     memory holds. `max_running`: requests one decode iteration takes at most. `rendezvous`: "host:port" where decode
-    engines find this engine's transfers ("" when it needs none).
+    engines find this engine's transfers ("" when it needs none). `shared_pair`: the two legs of a request that runs on
+    this node alone share their KV, so that the prefill leg takes no room of its own.
     """
 
     engine: str
@@ -69,6 +70,7 @@ class BackendInfo:
     batch_tokens: int
     rendezvous: str = ""
     tokenizer: str = ""
+    shared_pair: bool = False
 
 
 class BackendEvents(Protocol):
