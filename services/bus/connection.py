@@ -1,0 +1,240 @@
+"""The connection to the broker: opened once, reopened for ever, with jitter of our own (nats-py has none)."""
+
+import asyncio
+import random
+import ssl
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import nats.errors
+from nats.aio.client import Client, Server
+from structlog.typing import FilteringBoundLogger
+
+from services.bus.interest import Interest
+from services.bus.refusals import Refusals, parse_refusal
+from services.bus.requests import Inbox
+from services.bus.types import UNAVAILABLE_AFTER_S, BusRefused, BusStats, BusUnavailable
+from services.clock import SystemClock
+from services.observe import RateLimitedLog
+
+RECONNECT_FROM_S, RECONNECT_TO_S = 0.1, 2.0
+"""Each try to reconnect waits a random time between these: a returning broker meets its clients one by one."""
+PING_S = 5.0
+PENDING_BYTES = 16 << 20
+_FLUSH_S = 2.0
+_REOPEN_S = 5.0
+_AUTHORIZATION = "authorization violation"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to connect; see `NatsBus.connect`."""
+
+    url: str
+    name: str
+    nkey_seed: str | None
+    inbox: str
+    tls: ssl.SSLContext | None
+    ping_s: float
+    pending_bytes: int
+
+
+def reconnect_delay(servers: list[Server], info: dict[str, Any]) -> tuple[Server | None, float]:
+    """Which server to try next and when: any, after a random time."""
+    return (random.choice(servers) if servers else None), random.uniform(RECONNECT_FROM_S, RECONNECT_TO_S)
+
+
+class Connection:
+    """One nats-py client and what it does not do: jitter, refusals, an end to questions when the broker is away."""
+
+    def __init__(self, options: Options, log: FilteringBoundLogger) -> None:
+        self.options, self.client, self.clock = options, Client(), SystemClock()
+        self.stats, self.interests, self.inbox = BusStats(), list[Interest](), Inbox(options.inbox)
+        self.refusals = Refusals(self.clock)
+        self.restored = asyncio.Event()
+        self.failure: Exception | None = None
+        self.failure_callbacks: list[Callable[[Exception], None]] = []
+        self.on_restored: Callable[[], Awaitable[None]] | None = None
+        self._log, self._limited = log, RateLimitedLog(log, self.clock)
+        self._closing = False
+        self._away: asyncio.TimerHandle | None = None
+        self._refused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._tasks: set[asyncio.Future[None]] = set()
+        self._inboxes = 0
+
+    @property
+    def connected(self) -> bool:
+        return bool(self.client.is_connected)
+
+    @property
+    def max_payload_bytes(self) -> int:
+        return int(self.client.max_payload)
+
+    def new_inbox(self) -> str:
+        """A prefix of reply subjects of one's own."""
+        self._inboxes += 1
+        return f"{self.inbox.prefix}.i{self._inboxes}"
+
+    async def open(self, timeout_s: float | None) -> None:
+        """Connect, waiting for the broker; BusRefused, BusUnavailable after `timeout_s`."""
+        connecting = asyncio.get_running_loop().create_task(self._connect())
+        try:
+            await asyncio.wait({connecting, self._refused}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            if self._refused.done():
+                raise BusRefused(f"{self.options.url} does not accept {self.options.name}: check its nkey")
+            if not connecting.done():
+                raise BusUnavailable(f"no broker at {self.options.url} within {timeout_s:g} s")
+            await connecting
+        except BaseException:
+            connecting.cancel()
+            await asyncio.wait([connecting])
+            await self.close()
+            raise
+        self.restored.set()
+        await self.client.subscribe(self.inbox.pattern, cb=self.inbox.receive)
+
+    async def _connect(self) -> None:
+        options = self.options
+        await self.client.connect(
+            options.url.split(","),
+            name=options.name,
+            nkeys_seed_str=options.nkey_seed,
+            tls=options.tls,
+            max_reconnect_attempts=-1,
+            reconnect_time_wait=random.uniform(RECONNECT_FROM_S, 0.5),  # type: ignore[arg-type]
+            reconnect_to_server_handler=reconnect_delay,
+            ping_interval=options.ping_s,  # type: ignore[arg-type]
+            max_outstanding_pings=1,
+            pending_size=options.pending_bytes,
+            flush_timeout=_FLUSH_S,
+            error_cb=self._on_error,
+            disconnected_cb=self._on_disconnected,
+            reconnected_cb=self._on_reconnected,
+            closed_cb=self._on_closed,
+        )
+
+    async def publish(
+        self, subject: str, data: bytes, reply: str = "", headers: Mapping[str, str] | None = None
+    ) -> None:
+        """Send, or buffer while the broker is away; BusUnavailable when the buffer is full or the end has come."""
+        try:
+            await self.client.publish(subject, data, reply, dict(headers) if headers else None)
+        except nats.errors.OutboundBufferLimitError:
+            limit = self.options.pending_bytes
+            raise BusUnavailable(f"{len(data)} bytes do not fit into the {limit} bytes kept for the broker") from None
+        except (nats.errors.ConnectionClosedError, nats.errors.ConnectionDrainingError):
+            raise BusUnavailable("the connection to the broker is closed") from None
+
+    async def wait_restored(self, timeout_s: float) -> None:
+        """Return at once when connected, else when connected again; BusUnavailable after `timeout_s`."""
+        if self.restored.is_set():
+            return
+        try:
+            await asyncio.wait_for(self.restored.wait(), timeout_s)
+        except TimeoutError:
+            raise BusUnavailable(f"the broker has been away for {timeout_s:g} s") from None
+
+    def failed(self, error: Exception) -> None:
+        """A handler raised, or the connection ended for good: tell the owner."""
+        self.failure = self.failure or error
+        self._log.error("bus_failed", exc_info=error)
+        for callback in self.failure_callbacks:
+            callback(error)
+
+    def start(self, work: Awaitable[None], name: str) -> None:
+        """Run something of ours beside the callbacks of nats-py, which must return at once."""
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Future[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, Exception):
+            self.failed(error)
+
+    async def _on_error(self, error: Exception) -> None:
+        refusal = parse_refusal(str(error))
+        if refusal is not None:
+            self._on_refusal(str(error), refusal.subject)
+            self.refusals.add(refusal)
+            if refusal.action == "publish":
+                self.inbox.fail(BusRefused(str(refusal)), refusal.subject)
+            else:
+                self.start(self._reopen(refusal.subject), "reopen")
+        elif _AUTHORIZATION in str(error).lower():
+            if not self._refused.done():
+                self._refused.set_result(None)
+            self._limited.warning("broker_refuses_us", error=str(error))
+        else:
+            self._limited.warning("broker_error", kind=type(error).__name__, error=str(error) or type(error).__name__)
+
+    def _on_refusal(self, text: str, subject: str) -> None:
+        self.stats.refused += 1
+        self._limited.warning("permission_refused", kind=subject, subject=subject, error=text)
+
+    async def _reopen(self, subject: str) -> None:
+        """Permissions may be granted later: ask again for a refused subscription."""
+        await asyncio.sleep(_REOPEN_S)
+        for interest in list(self.interests):
+            if interest.pattern.casefold() == subject.casefold() and not self._closing:
+                await interest.reopen()
+
+    async def _on_disconnected(self) -> None:
+        if self._closing:
+            return
+        self.restored.clear()
+        self._limited.warning("broker_lost", url=self.options.url)
+        if self._away is None:
+            loop = asyncio.get_running_loop()
+            self._away = loop.call_later(UNAVAILABLE_AFTER_S, self.inbox.lost, UNAVAILABLE_AFTER_S)
+
+    async def _on_reconnected(self) -> None:
+        if self._away is not None:
+            self._away.cancel()
+            self._away = None
+        self.stats.reconnects += 1
+        self.refusals.clear()
+        self.restored.set()
+        self._log.info("broker_restored", url=self.options.url, reconnects=self.stats.reconnects)
+        if self.on_restored is not None:
+            self.start(self.on_restored(), "restored")
+
+    async def _on_closed(self) -> None:
+        self.restored.clear()
+        if not self._closing:
+            self.failed(BusRefused(f"the broker ended the connection for good: {self.client.last_error}"))
+
+    async def drain(self, timeout_s: float) -> None:
+        """Take no more messages, finish those received, send what is buffered, close."""
+        interests = list(self.interests)
+        for interest in interests:
+            await interest.silence()
+        if interests:
+            joined = [asyncio.ensure_future(interest.join()) for interest in interests]
+            _, late = await asyncio.wait(joined, timeout=timeout_s)
+            for interest, task in zip(interests, joined, strict=True):
+                if task in late:
+                    self._log.warning("drain_timed_out", subject=interest.subject, timeout_s=timeout_s)
+                    task.cancel()
+                await interest.unsubscribe()
+        if self.connected:
+            try:
+                await self.client.flush(timeout=_FLUSH_S)  # type: ignore[arg-type]
+            except (nats.errors.Error, OSError) as error:
+                self._log.warning("drain_unsent", error=str(error))
+        await self.close()
+
+    async def close(self) -> None:
+        """Give up everything at once."""
+        self._closing = True
+        if self._away is not None:
+            self._away.cancel()
+        for interest in list(self.interests):
+            await interest.unsubscribe()
+        for task in list(self._tasks):
+            task.cancel()
+        self.inbox.fail(BusUnavailable("the connection to the broker is closed"))
+        if not self.client.is_closed:
+            await self.client.close()

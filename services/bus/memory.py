@@ -1,0 +1,277 @@
+"""A bus in memory, with the semantics of the real one: for tests and for several services in one process."""
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+
+from structlog.typing import FilteringBoundLogger
+
+from services.bus.mailbox import DEFAULT_LIMIT, Mailbox, Responders
+from services.bus.memory_stream import MemoryStream
+from services.bus.subjects import matches
+from services.bus.types import (
+    NO_HEADERS,
+    UNAVAILABLE_AFTER_S,
+    BusStats,
+    BusTimeout,
+    BusUnavailable,
+    Delivery,
+    EndpointStats,
+    Handler,
+    NoResponders,
+    PayloadTooLarge,
+    RemoteError,
+    Responder,
+    Start,
+)
+from services.observe import logger
+
+ERROR_HEADER = "Nats-Service-Error"
+MESSAGE_ID = "Nats-Msg-Id"
+
+
+class MemorySubscription:
+    """One interest of one bus."""
+
+    def __init__(self, hub: "MemoryHub", subject: str, queue: str, mailbox: Mailbox) -> None:
+        self.subject, self.queue, self.mailbox = subject, queue, mailbox
+        self._hub = hub
+        self.responders: Responders | None = None
+
+    @property
+    def dropped(self) -> int:
+        return self.mailbox.dropped
+
+    async def unsubscribe(self) -> None:
+        self._hub.remove(self)
+        await self.mailbox.close()
+        if self.responders is not None:
+            await self.responders.close()
+
+
+class MemoryHub:
+    """The broker: routes between its buses and holds the streams. `down` and `up` play an outage."""
+
+    def __init__(self, max_payload_bytes: int = 8 << 20) -> None:
+        self.max_payload_bytes = max_payload_bytes
+        self.connected = True
+        self.streams: dict[str, MemoryStream] = {}
+        self.buses: list[MemoryBus] = []
+        self.inboxes: dict[str, asyncio.Future[Delivery]] = {}
+        self.restored = asyncio.Event()
+        self.restored.set()
+        self._subscriptions: list[MemorySubscription] = []
+        self._turn = 0
+
+    def add(self, subscription: MemorySubscription) -> None:
+        self._subscriptions.append(subscription)
+
+    def remove(self, subscription: MemorySubscription) -> None:
+        if subscription in self._subscriptions:
+            self._subscriptions.remove(subscription)
+        for stream in self.streams.values():
+            stream.leave(subscription.mailbox)
+
+    def route(self, delivery: Delivery) -> int:
+        """Deliver to every plain subscription and one member of each queue group; returns how many took it."""
+        inbox = self.inboxes.get(delivery.subject)
+        if inbox is not None and not inbox.done():
+            inbox.set_result(delivery)
+            return 1
+        groups: dict[str, list[MemorySubscription]] = {}
+        chosen: list[MemorySubscription] = []
+        for subscription in self._subscriptions:
+            if matches(subscription.subject, delivery.subject):
+                (groups.setdefault(subscription.queue, []) if subscription.queue else chosen).append(subscription)
+        self._turn += 1
+        chosen += [members[self._turn % len(members)] for members in groups.values()]
+        for subscription in chosen:
+            subscription.mailbox.offer(delivery)
+        stream = self.stream_of(delivery.subject)
+        if stream is not None:
+            stream.append(delivery, delivery.headers.get(MESSAGE_ID))
+        return len(chosen)
+
+    def stream_of(self, subject: str) -> MemoryStream | None:
+        """The stream that takes this subject (or pattern)."""
+        return next((s for s in self.streams.values() if any(matches(p, subject) for p in s.subjects)), None)
+
+    def down(self) -> None:
+        """Lose the broker: publishes wait, requests fail after 2 s."""
+        self.connected = False
+        self.restored.clear()
+
+    async def up(self) -> None:
+        """Bring it back: what waited is sent, then the reconnect callbacks run."""
+        self.connected = True
+        self.restored.set()
+        for bus in list(self.buses):
+            await bus.reconnected()
+
+
+class MemoryBus:
+    """One service's connection to a `MemoryHub`; a `Bus`."""
+
+    def __init__(self, hub: MemoryHub, log: FilteringBoundLogger | None = None) -> None:
+        self._hub = hub
+        self._log = log or logger("bus")
+        self.stats = BusStats()
+        self._subscriptions: list[MemorySubscription] = []
+        self._buffer: list[Delivery] = []
+        self._reconnect_callbacks: list[Callable[[], Awaitable[None]]] = []
+        self._failure_callbacks: list[Callable[[Exception], None]] = []
+        self.failure: Exception | None = None
+        self._inbox = 0
+        hub.buses.append(self)
+
+    @property
+    def max_payload_bytes(self) -> int:
+        return self._hub.max_payload_bytes
+
+    @property
+    def connected(self) -> bool:
+        return self._hub.connected
+
+    def refusals(self) -> list[str]:
+        return []
+
+    async def publish(self, subject: str, data: bytes, headers: Mapping[str, str] | None = None) -> None:
+        self._send(Delivery(subject, data, headers or NO_HEADERS))
+
+    def _send(self, delivery: Delivery) -> int:
+        self._check_size(delivery.subject, delivery.data)
+        if self._hub.connected:
+            return self._hub.route(delivery)
+        self._buffer.append(delivery)
+        return 1
+
+    def _check_size(self, subject: str, data: bytes) -> None:
+        if len(data) > self._hub.max_payload_bytes:
+            raise PayloadTooLarge(subject, len(data), self._hub.max_payload_bytes)
+
+    async def _up(self, timeout_s: float) -> None:
+        if not self._hub.connected:
+            limit = min(timeout_s, UNAVAILABLE_AFTER_S)
+            try:
+                await asyncio.wait_for(self._hub.restored.wait(), limit)
+            except TimeoutError:
+                raise BusUnavailable(f"the broker has been away for {limit:g} s") from None
+
+    async def request(self, subject: str, data: bytes, timeout_s: float) -> bytes:
+        self._check_size(subject, data)
+        await self._up(timeout_s)
+        self._inbox += 1
+        reply = f"_INBOX.{id(self):x}.{self._inbox}"
+        future: asyncio.Future[Delivery] = asyncio.get_running_loop().create_future()
+        self._hub.inboxes[reply] = future
+        try:
+            if not self._send(Delivery(subject, data, reply=reply)):
+                raise NoResponders(subject)
+            answer = await asyncio.wait_for(future, timeout_s)
+        except TimeoutError:
+            raise BusTimeout(subject, timeout_s) from None
+        finally:
+            del self._hub.inboxes[reply]
+        if ERROR_HEADER in answer.headers:
+            raise RemoteError(answer.headers[ERROR_HEADER])
+        return answer.data
+
+    async def subscribe(
+        self,
+        subject: str,
+        handler: Handler,
+        *,
+        queue: str = "",
+        limit: int = DEFAULT_LIMIT,
+        on_dropped: Callable[[int], None] | None = None,
+    ) -> MemorySubscription:
+        mailbox = Mailbox(handler, self._failed, limit=limit, on_dropped=on_dropped, name=subject)
+        return self._added(MemorySubscription(self._hub, subject, queue, mailbox))
+
+    def _added(self, subscription: MemorySubscription) -> MemorySubscription:
+        self._subscriptions.append(subscription)
+        self._hub.add(subscription)
+        return subscription
+
+    async def respond(
+        self, subject: str, responder: Responder, *, queue: str = "", limit: int = 256
+    ) -> MemorySubscription:
+        stats = EndpointStats(subject, queue)
+        self.stats.endpoints.append(stats)
+        responders = Responders(responder, self._reply, stats, limit, self._log)
+        subscription = await self.subscribe(subject, responders.handle, queue=queue)
+        subscription.responders = responders
+        return subscription
+
+    async def _reply(self, delivery: Delivery, data: bytes, error: str) -> None:
+        if delivery.reply:
+            self._send(Delivery(delivery.reply, data, {ERROR_HEADER: error} if error else NO_HEADERS))
+
+    async def ensure_stream(
+        self, name: str, subjects: list[str], *, max_age_s: float | None = None, last_per_subject: bool = False
+    ) -> None:
+        stream = self._hub.streams.setdefault(name, MemoryStream(subjects, last_per_subject))
+        stream.subjects, stream.last_per_subject = subjects, last_per_subject
+
+    async def store(self, subject: str, data: bytes, message_id: str, headers: Mapping[str, str] | None = None) -> int:
+        self._check_size(subject, data)
+        await self._up(UNAVAILABLE_AFTER_S)
+        stream = self._hub.stream_of(subject)
+        if stream is None:
+            raise NoResponders(subject)
+        delivery = Delivery(subject, data, {**(headers or {}), MESSAGE_ID: message_id})
+        self._hub.route(delivery)
+        return stream.sequence_of[message_id]
+
+    async def follow(
+        self, subject: str, handler: Handler, *, start: Start, durable: str | None = None
+    ) -> MemorySubscription:
+        stream = self._hub.stream_of(subject)
+        if stream is None:
+            raise NoResponders(subject)
+
+        async def handle(delivery: Delivery) -> None:
+            await handler(delivery)
+            if durable is not None and delivery.sequence is not None:
+                stream.places[durable] = delivery.sequence + 1
+
+        mailbox = Mailbox(handle, self._failed, limit=sys.maxsize, limit_bytes=sys.maxsize, name=subject)
+        stream.join(mailbox, subject, stream.places.get(durable, start) if durable is not None else start)
+        subscription = MemorySubscription(self._hub, subject, "", mailbox)
+        self._subscriptions.append(subscription)
+        return subscription
+
+    def on_reconnect(self, callback: Callable[[], Awaitable[None]]) -> None:
+        self._reconnect_callbacks.append(callback)
+
+    def on_failure(self, callback: Callable[[Exception], None]) -> None:
+        self._failure_callbacks.append(callback)
+
+    def _failed(self, error: Exception) -> None:
+        self.failure = self.failure or error
+        self._log.error("handler_failed", exc_info=error)
+        for callback in self._failure_callbacks:
+            callback(error)
+
+    async def reconnected(self) -> None:
+        """The hub is back: send what waited, tell the owners."""
+        waiting, self._buffer = self._buffer, []
+        for delivery in waiting:
+            self._hub.route(delivery)
+        self.stats.reconnects += 1
+        for callback in self._reconnect_callbacks:
+            await callback()
+
+    async def drain(self) -> None:
+        for subscription in self._subscriptions:
+            self._hub.remove(subscription)
+        for subscription in self._subscriptions:
+            await subscription.mailbox.join()
+            if subscription.responders is not None:
+                await subscription.responders.join()
+
+    async def close(self) -> None:
+        for subscription in self._subscriptions:
+            await subscription.unsubscribe()
+        if self in self._hub.buses:
+            self._hub.buses.remove(self)

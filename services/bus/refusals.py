@@ -1,0 +1,53 @@
+"""What the broker does not let us do: read from its errors, remembered until it is over."""
+
+import re
+from dataclasses import dataclass
+
+from services.clock import Clock
+
+PUBLISH_REFUSAL_S = 60.0
+"""A refused publish is taken as still refused for this long: the broker says so only when one is tried."""
+
+_VIOLATION = re.compile(r"permissions violation for (publish|subscription) to \"([^\"]+)\"", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """One subject that may not be published or subscribed to; nats-py gives it in lower case."""
+
+    action: str
+    subject: str
+
+    def __str__(self) -> str:
+        return f"no permission to {'publish' if self.action == 'publish' else 'subscribe'} to {self.subject}"
+
+
+def parse_refusal(text: str) -> Refusal | None:
+    """The refusal that an error text of the broker tells of, None if it tells of something else."""
+    found = _VIOLATION.search(text)
+    return Refusal(found[1].lower(), found[2]) if found else None
+
+
+class Refusals:
+    """The refusals in force: a publish until a minute after the last try, a subscription until it is granted."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._seen: dict[Refusal, float] = {}
+
+    def add(self, refusal: Refusal) -> None:
+        self._seen[refusal] = self._clock.now()
+
+    def granted(self, subject: str) -> None:
+        """A subscription to `subject` is in force or no longer wanted."""
+        for refusal in [r for r in self._seen if r.action == "subscription"]:
+            if refusal.subject.casefold() == subject.casefold():
+                del self._seen[refusal]
+
+    def clear(self) -> None:
+        """A new connection: everything is tried again."""
+        self._seen.clear()
+
+    def current(self) -> list[Refusal]:
+        oldest = self._clock.now() - PUBLISH_REFUSAL_S
+        return [r for r, seen in self._seen.items() if r.action == "subscription" or seen >= oldest]
