@@ -1,0 +1,109 @@
+"""What this router has outstanding at every node. Entries belong to open requests, so nothing can be left behind."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from schemas.phase import Phase
+
+_SMOOTHING = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Booking:
+    """One open leg at a node: predicted seconds of its prefill, or tokens of KV its decode may need.
+
+    `started`: when its prefill began (monotonic seconds), None while it waits.
+    """
+
+    phase: Phase
+    node: str
+    service_s: float = 0.0
+    tokens: int = 0
+    started: float | None = None
+
+
+@dataclass(slots=True)
+class _Node:
+    prefill: dict[str, Booking]
+    decode: dict[str, Booking]
+    foreign_prefill: int = 0
+    foreign_decode: int = 0
+
+
+class Ledger:
+    """Load per node: our own bookings, exactly; other routers' requests as the last heartbeat counted them."""
+
+    def __init__(self, mean_output_tokens: float = 256.0) -> None:
+        self._nodes: dict[str, _Node] = {}
+        self._requests: dict[str, tuple[Booking, ...]] = {}
+        self._mean_service_s = 0.0
+        self.mean_output_tokens = mean_output_tokens
+
+    def set(self, request: str, bookings: Iterable[Booking]) -> None:
+        """Replace everything `request` has booked; an empty list frees it."""
+        for booking in self._requests.pop(request, ()):
+            self._side(booking).pop(request)
+        kept = tuple(bookings)
+        if not kept:
+            return
+        self._requests[request] = kept
+        for booking in kept:
+            if request in self._side(booking):
+                raise ValueError(f"request {request} has two {booking.phase} legs on {booking.node}")
+            self._side(booking)[request] = booking
+
+    def served(self, service_s: float, output_tokens: int) -> None:
+        """Learn from a request that ended: the means stand for requests of other routers and unknown lengths."""
+        self._mean_service_s += _SMOOTHING * (service_s - self._mean_service_s)
+        self.mean_output_tokens += _SMOOTHING * (output_tokens - self.mean_output_tokens)
+
+    def heartbeat(self, node: str, prefill: int, decode: int, *, shared: bool) -> None:
+        """Requests the node reports in all; what exceeds ours belongs to other routers, if there are any (`shared`)."""
+        entry = self._node(node)
+        entry.foreign_prefill = max(0, prefill - len(entry.prefill)) if shared else 0
+        entry.foreign_decode = max(0, decode - len(entry.decode)) if shared else 0
+
+    def wait(self, node: str, now: float) -> tuple[float, float]:
+        """(T_rem, queue) in seconds: rest of the running batch, and the predicted times of all that waits."""
+        entry = self._nodes.get(node)
+        if entry is None:
+            return 0.0, 0.0
+        queue = entry.foreign_prefill * self._mean_service_s
+        running, since = 0.0, now
+        for booking in entry.prefill.values():
+            if booking.started is None:
+                queue += booking.service_s
+            else:
+                running += booking.service_s
+                since = min(since, booking.started)
+        return max(0.0, running - (now - since)), queue
+
+    def decoding(self, node: str) -> tuple[int, int]:
+        """(requests placed to decode at the node, tokens promised to ours)."""
+        entry = self._nodes.get(node)
+        if entry is None:
+            return 0, 0
+        return len(entry.decode) + entry.foreign_decode, sum(booking.tokens for booking in entry.decode.values())
+
+    def booked(self) -> dict[str, tuple[Booking, ...]]:
+        """All bookings by request."""
+        return dict(self._requests)
+
+    def open_legs(self, node: str) -> int:
+        """Legs of ours at the node, both phases."""
+        entry = self._nodes.get(node)
+        return len(entry.prefill) + len(entry.decode) if entry else 0
+
+    def check(self) -> None:
+        """Every booking stands at exactly its node, and nothing else does."""
+        booked = [(request, booking) for request, bookings in self._requests.items() for booking in bookings]
+        assert all(self._side(booking).get(request) is booking for request, booking in booked)
+        assert len(booked) == sum(self.open_legs(node) for node in self._nodes)
+        assert all(entry.foreign_prefill >= 0 <= entry.foreign_decode for entry in self._nodes.values())
+
+    def _node(self, node: str) -> _Node:
+        return self._nodes.setdefault(node, _Node({}, {}))
+
+    def _side(self, booking: Booking) -> dict[str, Booking]:
+        node = self._node(booking.node)
+        return node.prefill if booking.phase is Phase.PREFILL else node.decode
