@@ -131,11 +131,11 @@ class PolicyMachine(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([0.1, 1.0, 4.0, 90.0, 700.0]))
     def time_passes(self, seconds: float) -> None:
         self.now += seconds
-        done, silent = self.planner.tick(self.now)
-        for switch in done:
+        report = self.planner.tick(self.now)
+        for switch in report.switches:
             assert switch.ended_at is not None
             self.open.remove(switch.decision_id)
-        assert not set(silent) & {node.name for node in self.planner.fleet.live()}
+        assert not set(report.silent) & {node.name for node in self.planner.fleet.live()}
         if seconds >= 700:
             assert self.planner.fleet.live() == []
 

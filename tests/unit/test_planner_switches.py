@@ -5,7 +5,7 @@ import pytest
 from schemas.phase import Decision, Phase, PhaseCommand, PhaseState, Split, SwitchState
 from schemas.telemetry import KvUse, NodeTelemetry, RequestTelemetry, TierUse
 from services.planner.core.moves import Refused
-from services.planner.core.policy import Planner, PlannerSettings
+from services.planner.core.policy import Planner, PlannerSettings, Report
 from services.planner.core.switches import lost_reuse
 
 USE = TierUse(used=0, total=100)
@@ -63,10 +63,10 @@ def test_a_switch_lasts_until_its_last_node_and_counts_what_was_lost() -> None:
     planner.request_ended(ended(), 1.6)
     planner.request_ended(ended("error"), 1.7)
     planner.request_ended(ended("cancelled"), 1.7)
-    assert planner.tick(1.9) == ([], [])
+    assert planner.tick(1.9) == Report([], [], [])
     planner.phase_state(switched("b", Phase.DECODE, 1), 3.0)
     planner.request_ended(ended(cached=36), 3.1)
-    (switch,), _ = planner.tick(3.2)
+    (switch,) = planner.tick(3.2).switches
     assert switch.took_s == 2.0
     assert (switch.lost_tokens, switch.failed, switch.problems) == (24, 1, [])
     planner.check()
@@ -83,10 +83,10 @@ def test_a_node_that_falls_silent_ends_its_part_by_name() -> None:
     planner = planner_of(a=Phase.PREFILL, b=Phase.PREFILL, c=Phase.DECODE)
     planner.order_phase("a", Phase.DECODE, "d1", 0.5)
     planner.heard(beat("b", Phase.PREFILL), 3.4)
-    done, silent = planner.tick(3.6)
-    assert silent == ["a", "c"]
-    assert done == []
-    ((switch,), _) = planner.tick(4.0)
+    report = planner.tick(3.6)
+    assert report.silent == ["a", "c"]
+    assert report.switches == []
+    (switch,) = planner.tick(4.0).switches
     assert switch.problems == ["a: silent for 3 s"]
 
 
@@ -94,20 +94,20 @@ def test_an_engine_started_anew_ends_its_part() -> None:
     planner = planner_of(a=Phase.PREFILL, b=Phase.PREFILL, c=Phase.DECODE)
     planner.order_phase("a", Phase.DECODE, "d1", 0.5)
     planner.heard(beat("a", Phase.PREFILL, engine=2), 1.0)
-    ((switch,), _) = planner.tick(1.2)
+    (switch,) = planner.tick(1.2).switches
     assert switch.problems == ["a: its engine was started anew during the switch"]
 
 
 def test_a_drain_beyond_the_timeout_is_reported_and_leaves_the_reported_split() -> None:
     planner = planner_of(a=Phase.PREFILL, b=Phase.PREFILL, c=Phase.DECODE)
     planner.order_phase("a", Phase.DECODE, "d1", 0.0)
+    done = []
     for second in range(1, 32):
         for name, phase, epoch in (("a", Phase.DECODE, 1), ("b", Phase.PREFILL, 0), ("c", Phase.DECODE, 0)):
             planner.heard(beat(name, phase, epoch), second)
-        done, _ = planner.tick(second)
-        if second < 30:
-            assert done == []
-    ((switch,), _) = (done, None) if done else planner.tick(31.5)
+        done += [(second, switch) for switch in planner.tick(second).switches]
+    ((reported_at, switch),) = done
+    assert reported_at == 31
     assert switch.problems == ["a: old phase still runs after 30 s"]
     assert str(planner.fleet.split()) == "1P2D"
 
@@ -125,7 +125,7 @@ def test_case_85_of_two_planners_the_one_whose_command_was_stored_leads() -> Non
     planner.order_phase("a", Phase.DECODE, "ours", 1.0)
     other = PhaseCommand(id="x", t=0.0, node="a", phase=Phase.BOTH, epoch=1, reason="", decision_id="theirs")
     planner.command_seen(other, 1.1)
-    ((switch,), _) = planner.tick(1.4)
+    (switch,) = planner.tick(1.4).switches
     assert switch.problems == ["a: overtaken by decision theirs of another planner"]
     assert str(planner.fleet.split()) == "1P1D+1both"
 
@@ -154,7 +154,7 @@ def test_a_later_order_takes_the_node_from_the_earlier_one() -> None:
     planner.order_phase("a", Phase.DECODE, "d1", 0.1)
     planner.order_phase("a", Phase.PREFILL, "d2", 0.2)
     planner.phase_state(switched("a", Phase.PREFILL, 2), 0.3)
-    done, _ = planner.tick(0.6)
+    done = planner.tick(0.6).switches
     assert [(s.decision_id, s.problems) for s in done] == [("d1", ["a: overtaken by decision d2"]), ("d2", [])]
 
 
@@ -163,6 +163,6 @@ def test_commands_that_did_not_reach_the_stream_leave_the_split() -> None:
     order = planner.order_phase("a", Phase.DECODE, "d1", 0.1)
     planner.withdraw(order, "the broker is away", 0.2)
     assert str(planner.fleet.split()) == "2P1D"
-    ((switch,), _) = planner.tick(0.5)
+    (switch,) = planner.tick(0.5).switches
     assert switch.problems == ["a: the broker is away"]
     assert planner.order_phase("a", Phase.DECODE, "d2", 0.6).commands[0].epoch == 2

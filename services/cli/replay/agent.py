@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -12,9 +11,10 @@ from services.cli.replay.client import Answer, Branch, CompletionClient
 from services.cli.replay.contexts import PlayContexts, Scale, TokenSource
 from services.cli.replay.ideal import IdealCache
 from services.cli.replay.records import Outcome, RequestRecord
+from services.cli.replay.tokens import Tokens
 from services.cli.replay.trace import Operation, Play, Row
 
-Observer = Callable[[RequestRecord, array[int], array[int]], None]
+Observer = Callable[[RequestRecord, Tokens, Tokens], None]
 
 
 class Pace(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,7 +62,7 @@ class Stage:
         """The duration is reached: nothing new is sent."""
         return self.pace.duration_s is not None and self.elapsed_s >= self.pace.duration_s
 
-    def keep(self, record: RequestRecord, prompt: array[int], answer: array[int]) -> None:
+    def keep(self, record: RequestRecord, prompt: Tokens, answer: Tokens) -> None:
         self.records.append(record)
         if self.observer is not None:
             self.observer(record, prompt, answer)
@@ -139,7 +139,7 @@ class AgentRun:
     def _branch_id(self, session_id: str) -> str:
         return f"{self._instance}/{session_id.removeprefix(f'{self._play.id}/')}"
 
-    def _record(self, row: Row, branch: Branch, prompt: array[int], answer: Answer) -> RequestRecord:
+    def _record(self, row: Row, branch: Branch, prompt: Tokens, answer: Answer) -> RequestRecord:
         began, ended = self._stage.started_at, self._answered_at.get(row.session_id)
         ttft_s = None if answer.first_at is None else answer.first_at - answer.sent_at
         tpot_s = None

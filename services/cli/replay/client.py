@@ -10,6 +10,8 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from services.cli.replay.tokens import Tokens
+
 RETRY_LIMIT = 8
 """How often a request that was turned away (429, 503) is sent again after the time it was told to wait."""
 
@@ -38,7 +40,7 @@ class Answer:
     sent_at: float
     first_at: float | None = None
     ended_at: float = 0.0
-    tokens: array[int] = field(default_factory=lambda: array("I"))
+    tokens: Tokens = field(default_factory=lambda: array("I"))
     finish: str = ""
     cached_tokens: int = 0
     prompt_tokens: int = 0
@@ -91,7 +93,7 @@ class CompletionClient:
         self._session, self._url, self._model = session, url.rstrip("/"), model
 
     async def complete(
-        self, prompt: array[int], length: int, branch: Branch | None, on_tokens: Callable[[array[int]], None]
+        self, prompt: Tokens, length: int, branch: Branch | None, on_tokens: Callable[[Tokens], None]
     ) -> Answer:
         """Send `prompt` and read exactly `length` tokens; `on_tokens` is called as they arrive.
 
@@ -123,10 +125,10 @@ class CompletionClient:
     async def _attempt(
         self,
         answer: Answer,
-        prompt: array[int],
+        prompt: Tokens,
         length: int,
         branch: Branch | None,
-        on_tokens: Callable[[array[int]], None],
+        on_tokens: Callable[[Tokens], None],
     ) -> None:
         body = {
             "model": self._model,
@@ -152,7 +154,7 @@ class CompletionClient:
             async for data in _events(response.content):
                 self._take(answer, _CHUNK.decode(data), on_tokens)
 
-    def _take(self, answer: Answer, chunk: _Chunk, on_tokens: Callable[[array[int]], None]) -> None:
+    def _take(self, answer: Answer, chunk: _Chunk, on_tokens: Callable[[Tokens], None]) -> None:
         if chunk.error is not None:
             answer.error = chunk.error.message or "error in the stream"
         if chunk.usage is not None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from services.cli.replay.tokens import Tokens
 from services.cli.replay.trace import Operation, Row
 
 TAIL_BLOCKS = 2
@@ -42,7 +43,7 @@ class TokenSource:
         self._alphabet = np.array(alphabet, dtype=np.uint32)
         self._seed = seed
 
-    def tokens(self, key: str, count: int) -> array[int]:
+    def tokens(self, key: str, count: int) -> Tokens:
         """`count` tokens that `key` alone decides."""
         drawn = hashlib.shake_128(f"{self._seed}\0{key}".encode()).digest(2 * count)
         chosen = self._alphabet[np.frombuffer(drawn, dtype="<u2") % len(self._alphabet)]
@@ -51,8 +52,8 @@ class TokenSource:
 
 @dataclass(slots=True)
 class _Played:
-    prompt: array[int]
-    answer: array[int] | None = None
+    prompt: Tokens
+    answer: Tokens | None = None
 
 
 class PlayContexts:
@@ -68,10 +69,10 @@ class PlayContexts:
         self._uses = Counter(self._base.values())
         self._ids = _block_ids(rows, self._base)
         self._shared = _shared_blocks(rows, self._ids)
-        self._sent: dict[int, array[int]] = {}
+        self._sent: dict[int, Tokens] = {}
         self._played: dict[str, _Played] = {}
 
-    def prompt(self, row: Row) -> array[int]:
+    def prompt(self, row: Row) -> Tokens:
         """The tokens to send for `row` now. Its base should have been answered; what is missing is filled up."""
         tokens = self._start(row)
         wanted = self._scale.prompt(row.input_length)
@@ -88,12 +89,12 @@ class PlayContexts:
             self._played[row.request_id] = _Played(tokens)
         return tokens
 
-    def answered(self, row: Row, answer: array[int]) -> None:
+    def answered(self, row: Row, answer: Tokens) -> None:
         """The engine's answer to `row`."""
         if (played := self._played.get(row.request_id)) is not None:
             played.answer = answer
 
-    def _start(self, row: Row) -> array[int]:
+    def _start(self, row: Row) -> Tokens:
         """What the context holds already: a copy, not longer than recorded."""
         base_id = self._base[row.request_id]
         base = self._take(base_id) if base_id is not None else None
@@ -120,7 +121,7 @@ class PlayContexts:
             return self._played.get(request_id)
         return self._played.pop(request_id, None)
 
-    def _block(self, block: int) -> array[int]:
+    def _block(self, block: int) -> Tokens:
         key = self._shared.get(block) or f"{self._instance} {block}"
         return self._source.tokens(key, self._scale.target)
 

@@ -1,8 +1,7 @@
 """The ideal hit, exact on the client's side: as if all nodes shared unlimited KV."""
 
-from array import array
-
 from schemas.block_key import block_digests
+from services.cli.replay.tokens import Tokens
 
 KEY_BYTES = 16
 """Leading bytes of a digest that are remembered; 128 bits do not collide by chance."""
@@ -18,7 +17,7 @@ class IdealCache:
     def __len__(self) -> int:
         return len(self._known)
 
-    def open(self, prompt: array[int]) -> "IdealRequest":
+    def open(self, prompt: Tokens) -> "IdealRequest":
         """A request arrives now with `prompt`."""
         digests = block_digests(prompt.tobytes(), self.block_size)
         blocks = 0
@@ -37,7 +36,7 @@ class IdealRequest:
     """
 
     def __init__(
-        self, cache: IdealCache, known: set[bytes], prompt: array[int], digests: list[bytes], ideal_tokens: int
+        self, cache: IdealCache, known: set[bytes], prompt: Tokens, digests: list[bytes], ideal_tokens: int
     ) -> None:
         self.ideal_tokens = ideal_tokens
         self._size = cache.block_size
@@ -47,7 +46,7 @@ class IdealRequest:
         self._open = prompt[len(digests) * self._size :]
         self._newest: int | None = None
 
-    def generated(self, tokens: array[int]) -> None:
+    def generated(self, tokens: Tokens) -> None:
         """Tokens arrived: KV exists for the prompt and for every generated token but the newest, never fed yet."""
         if self._prompt_digests:
             self._known.update(digest[:KEY_BYTES] for digest in self._prompt_digests)

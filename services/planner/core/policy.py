@@ -10,7 +10,7 @@ from schemas.telemetry import IterationBatch, NodeTelemetry, RequestTelemetry
 from services.planner.core.fleet import Fleet, Pending
 from services.planner.core.moves import Move, Refused, move_of_phase, moves_for_split
 from services.planner.core.switches import Part, Switch, SwitchBook
-from services.planner.core.windows import Windows, WindowSettings
+from services.planner.core.windows import Slice, Windows, WindowSettings
 
 OFF = "off"
 MODES = ("on", OFF, "dry-run")
@@ -48,6 +48,15 @@ class Order:
     q: float | None
 
 
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Switches that have ended, nodes that fell silent and windows that closed."""
+
+    switches: list[Switch]
+    silent: list[str]
+    windows: list[list[Slice]]
+
+
 class Planner:
     """Heartbeats, phase states, commands of the stream and finished requests in; orders and reports out.
 
@@ -63,29 +72,30 @@ class Planner:
         self.mode = OFF
         self._block_size = settings.block_size
         self._routers: dict[str, float] = {}
+        self._finished: list[list[Slice]] = []
 
     def heard(self, beat: NodeTelemetry, now: float) -> None:
         """A node's heartbeat."""
-        self.windows.advance(now)
+        self._advance(now)
         self.fleet.heard(beat, now)
         self.switches.restarted(beat.node, beat.engine_incarnation, now)
         self.windows.node_beat(beat.node, beat.running_decode, now)
 
     def router_heard(self, router: str, now: float) -> None:
         """A router's heartbeat."""
-        self.windows.advance(now)
+        self._advance(now)
         self._routers[router] = now
         self.windows.router_beat(router, now)
 
     def request_ended(self, request: RequestTelemetry, now: float) -> None:
         """A finished request: work for the windows, and a loss if it was lost in a switch."""
-        self.windows.advance(now)
+        self._advance(now)
         self.windows.request(request)
         self.switches.request_ended(request, self._block_size)
 
     def iterations(self, batch: IterationBatch, now: float) -> None:
         """Iterations of one node."""
-        self.windows.advance(now)
+        self._advance(now)
         self.windows.iterations(batch)
 
     def block_size(self, tokens: int) -> None:
@@ -143,9 +153,9 @@ class Planner:
             )
         self.mode = mode
 
-    def tick(self, now: float) -> tuple[list[Switch], list[str]]:
-        """Time passes: switches to report, and nodes that fell silent."""
-        self.windows.advance(now)
+    def tick(self, now: float) -> Report:
+        """Time passes: what has ended since the last tick."""
+        self._advance(now)
         silent = self.fleet.expire(now)
         for node in silent:
             self.windows.forget(node)
@@ -159,10 +169,11 @@ class Planner:
                 if part.problem:
                     self.fleet.forget_command(part.node, switch.decision_id)
         self._mark_windows()
-        return done, silent
+        windows, self._finished = self._finished, []
+        return Report(done, silent, windows)
 
     def _order(self, moves: list[Move], decision_id: str, now: float) -> Order:
-        self.windows.advance(now)
+        self._advance(now)
         split_now = str(self.fleet.split())
         commands = [Command(move.node, move.new, self.fleet.next_epoch(move.node)) for move in moves]
         parts = {
@@ -176,6 +187,9 @@ class Planner:
         self._mark_windows()
         workload, q = self.windows.recent(now)
         return Order(decision_id, split_now, str(self.fleet.split()), commands, workload, q)
+
+    def _advance(self, now: float) -> None:
+        self._finished += self.windows.advance(now)
 
     def _incarnation(self, name: str) -> int:
         node = self.fleet.get(name)

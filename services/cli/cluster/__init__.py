@@ -1,0 +1,1 @@
+"""`ei up`: a local cluster as processes of this machine."""
