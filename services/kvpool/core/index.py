@@ -1,0 +1,114 @@
+"""Which block is in which slot: short key to slot, and what is known of the block there."""
+
+from array import array
+
+import numpy as np
+
+from schemas.block_key import short_key
+from schemas.pool import DIGEST_BYTES, SlotInfo
+
+FINGERPRINT_BYTES = 16
+
+
+def keys_of_digests(digests: bytes) -> list[int]:
+    """The short keys of packed digests."""
+    keys: list[int] = np.frombuffer(digests, ">u8")[:: DIGEST_BYTES // 8].tolist()
+    return keys
+
+
+class BlockIndex:
+    """The blocks of one pool, written or being written. Two digests of one short key cannot be here at once.
+
+    Location and reference messages name blocks by short key, so a second digest of the same key could not be told
+    from the first: `collides` finds it, and the pool refuses it.
+    """
+
+    def __init__(self, slots: int) -> None:
+        self.slot_of: dict[int, int] = {}
+        self.keys = array("Q", bytes(8 * slots))
+        self.parents = array("Q", bytes(8 * slots))
+        """Short key of the block before, 0 at the start of a context."""
+        self.lengths = array("Q", bytes(8 * slots))
+        self._digests = bytearray(DIGEST_BYTES * slots)
+        self._fingerprints = bytearray(FINGERPRINT_BYTES * slots)
+        self._waiting: dict[int, dict[int, None]] = {}
+
+    def __len__(self) -> int:
+        return len(self.slot_of)
+
+    def find(self, digest: bytes) -> int | None:
+        """The slot of a block."""
+        slot = self.slot_of.get(short_key(digest))
+        return slot if slot is not None and self.digest(slot) == digest else None
+
+    def find_all(self, digests: bytes) -> list[int | None]:
+        """The slot of each of these packed digests."""
+        found = [self.slot_of.get(key) for key in keys_of_digests(digests)]
+        present = [(i, slot) for i, slot in enumerate(found) if slot is not None]
+        if present:
+            at, slots = np.array(present).T
+            asked = np.frombuffer(digests, "<u8").reshape(-1, DIGEST_BYTES // 8)[at]
+            held = np.frombuffer(self._digests, "<u8").reshape(-1, DIGEST_BYTES // 8)[slots]
+            for i in at[(asked != held).any(axis=1)].tolist():
+                found[i] = None
+        return found
+
+    def collides(self, digest: bytes) -> bool:
+        """Whether another digest of the same short key is here."""
+        slot = self.slot_of.get(short_key(digest))
+        return slot is not None and self.digest(slot) != digest
+
+    def digest(self, slot: int) -> bytes:
+        return bytes(self._digests[DIGEST_BYTES * slot : DIGEST_BYTES * (slot + 1)])
+
+    def parent_key(self, slot: int) -> int | None:
+        """The short key of the block before this one, None at the start of a context."""
+        return self.parents[slot] or None
+
+    def insert(self, slot: int, digest: bytes, parent: bytes) -> tuple[int | None, list[int]]:
+        """A block comes to `slot`: the slot of the block before it, if here, and of blocks here that come after it."""
+        key = short_key(digest)
+        self.slot_of[key] = slot
+        self.keys[slot] = key
+        self.parents[slot] = short_key(parent) if parent else 0
+        self._digests[DIGEST_BYTES * slot : DIGEST_BYTES * (slot + 1)] = digest
+        before = self.slot_of.get(self.parents[slot]) if parent else None
+        if parent and before is None:
+            self._waiting.setdefault(self.parents[slot], {})[slot] = None
+        return before, list(self._waiting.pop(key, ()))
+
+    def seal(self, slot: int, length: int, fingerprint: bytes) -> None:
+        """What was written: bytes, and their xxh3_128."""
+        self.lengths[slot] = length
+        self._fingerprints[FINGERPRINT_BYTES * slot : FINGERPRINT_BYTES * (slot + 1)] = fingerprint
+
+    def remove(self, slot: int, orphans: list[int]) -> None:
+        """The block leaves `slot`; `orphans` came after it and stay."""
+        key = self.keys[slot]
+        del self.slot_of[key]
+        waiting = self._waiting.get(self.parents[slot])
+        if waiting is not None and slot in waiting:
+            del waiting[slot]
+            if not waiting:
+                del self._waiting[self.parents[slot]]
+        if orphans:
+            self._waiting[key] = dict.fromkeys(orphans)
+
+    def info(self, slot: int, generation: int) -> SlotInfo:
+        """What a reader needs to know of the committed block in `slot`."""
+        return SlotInfo(
+            slot=slot,
+            generation=generation,
+            length=self.lengths[slot],
+            fingerprint=bytes(self._fingerprints[FINGERPRINT_BYTES * slot : FINGERPRINT_BYTES * (slot + 1)]),
+        )
+
+    def check(self) -> None:
+        """Keys and slots name each other; waiting blocks wait for what is not here."""
+        assert len(set(self.slot_of.values())) == len(self.slot_of), "two keys in one slot"
+        for key, slot in self.slot_of.items():
+            assert self.keys[slot] == key == short_key(self.digest(slot)), f"slot {slot} does not hold key {key}"
+        for key, slots in self._waiting.items():
+            assert key not in self.slot_of, f"blocks wait for key {key}, which is here"
+            assert slots, f"key {key} is waited for by nobody"
+            assert all(self.parents[slot] == key and self.slot_of[self.keys[slot]] == slot for slot in slots)

@@ -1,0 +1,144 @@
+"""The node's location log: every block that comes to or leaves either tier, numbered in one sequence.
+
+The pool is the authority on both tiers of its node: L2 it knows itself, L1 the engine tells it. Whoever applies the
+messages 1..seq of one incarnation to nothing knows exactly what the node holds as of seq.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from schemas.codec import RejectedMessage
+from schemas.kv import KEY_BYTES, ChangeType, KvLocation, LocationChange, Tier, keys_of
+
+CHANGE_BYTES = 64
+"""More than a change takes on the wire besides its keys."""
+
+
+@dataclass
+class _Run:
+    """A change in the making. Keys of a removed run are gathered from its end: `keys` is then in reverse order."""
+
+    type: ChangeType
+    tier: Tier
+    parent: int | None
+    keys: list[int]
+
+    def extended_by(self, type_: ChangeType, tier: Tier, key: int, parent: int | None) -> bool:
+        """Take the key in if it continues this run."""
+        if self.type is not type_ or self.tier is not tier or not self.keys:
+            return False
+        if type_ is ChangeType.STORED and parent == self.keys[-1]:
+            self.keys.append(key)
+        elif type_ is ChangeType.REMOVED and self.parent == key:
+            self.keys.append(key)
+            self.parent = parent
+        else:
+            return False
+        return True
+
+    def pieces(self, limit_keys: int) -> Iterable[LocationChange]:
+        """This run as changes of at most `limit_keys` keys; a removed run loses its end first."""
+        keys = self.keys if self.type is ChangeType.STORED else self.keys[::-1]
+        starts = range(0, max(1, len(keys)), limit_keys)
+        for start in starts if self.type is ChangeType.STORED else reversed(starts):
+            parent = keys[start - 1] if start else self.parent
+            yield change_of(self.type, self.tier, parent, keys[start : start + limit_keys])
+
+
+def change_of(type_: ChangeType, tier: Tier, parent: int | None, keys: list[int]) -> LocationChange:
+    """A change with its keys packed."""
+    return LocationChange(type=type_, tier=tier, parent=parent, hashes=np.array(keys, "<u8").tobytes())
+
+
+class LocationLog:
+    """Collects changes and numbers the messages made of them; knows what the device tier holds."""
+
+    def __init__(self, node: str, incarnation: int) -> None:
+        self.node, self.incarnation = node, incarnation
+        self.seq = 0
+        self.l1: dict[int, int | None] = {}
+        """Keys in device memory, each with the key of the block before it."""
+        self._pending: list[_Run] = []
+
+    @property
+    def pending(self) -> bool:
+        """Whether there are changes that no message carries yet."""
+        return bool(self._pending)
+
+    def stored(self, tier: Tier, key: int, parent: int | None) -> None:
+        """A block came to a tier; `parent` is the key of the block it extends, None at the start of a context."""
+        self._note(ChangeType.STORED, tier, key, parent)
+
+    def removed(self, tier: Tier, key: int, parent: int | None) -> None:
+        """A block left a tier."""
+        self._note(ChangeType.REMOVED, tier, key, parent)
+
+    def _note(self, type_: ChangeType, tier: Tier, key: int, parent: int | None) -> None:
+        if not (self._pending and self._pending[-1].extended_by(type_, tier, key, parent)):
+            self._pending.append(_Run(type_, tier, parent, [key]))
+
+    def device(self, changes: Iterable[LocationChange]) -> None:
+        """Apply what the engine says of device memory. RejectedMessage, and nothing applied, for the other tier."""
+        changes = list(changes)
+        for change in changes:
+            if Tier.L1 not in (change.tier, change.origin):
+                raise RejectedMessage(
+                    "schema", f"device change of tier {change.tier.value!r}: only 'l1' is the engine's"
+                )
+        for change in changes:
+            self._device_change(change)
+
+    def _device_change(self, change: LocationChange) -> None:
+        if change.type is ChangeType.CLEARED:
+            self.clear_device()
+            return
+        keys: list[int] = keys_of(change.hashes).tolist()
+        parents = [change.parent, *keys[:-1]]
+        if change.type is ChangeType.STORED or (change.type is ChangeType.MOVED and change.tier is Tier.L1):
+            for key, parent in zip(keys, parents, strict=True):
+                if key not in self.l1:
+                    self.l1[key] = parent
+                    self.stored(Tier.L1, key, parent)
+            return
+        for key in reversed(keys):  # also `moved` out of l1: where it went to the pool reports itself
+            if key in self.l1:
+                self.removed(Tier.L1, key, self.l1.pop(key))
+
+    def clear_device(self) -> None:
+        """Device memory is empty, or its engine is gone."""
+        if self.l1:
+            self.l1.clear()
+            self._pending.append(_Run(ChangeType.CLEARED, Tier.L1, None, []))
+
+    def take(self, limit_bytes: int) -> list[KvLocation]:
+        """The pending changes as numbered messages of at most `limit_bytes` each."""
+        limit_keys = max(1, (limit_bytes - 4 * CHANGE_BYTES) // KEY_BYTES)
+        messages: list[KvLocation] = []
+        batch: list[LocationChange] = []
+        size = 0
+        for run in self._pending:
+            for change in run.pieces(limit_keys):
+                more = len(change.hashes) + CHANGE_BYTES
+                if batch and size + more > limit_bytes - 2 * CHANGE_BYTES:
+                    messages.append(self._numbered(batch))
+                    batch, size = [], 0
+                batch.append(change)
+                size += more
+        if batch:
+            messages.append(self._numbered(batch))
+        self._pending = []
+        return messages
+
+    def _numbered(self, changes: list[LocationChange]) -> KvLocation:
+        self.seq += 1
+        return KvLocation(node=self.node, incarnation=self.incarnation, seq=self.seq, changes=changes)
+
+    def heartbeat(self) -> KvLocation:
+        """A message without changes that repeats the last number."""
+        return KvLocation(node=self.node, incarnation=self.incarnation, seq=self.seq, changes=[])
+
+    def check(self) -> None:
+        """Runs of removals and stores have keys."""
+        assert all(run.keys or run.type is ChangeType.CLEARED for run in self._pending)
