@@ -1,0 +1,179 @@
+"""Orders and questions at `query.planner.<verb>`: what is done about them, and what the reply says."""
+
+import asyncio
+import uuid
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from schemas.codec import RejectedMessage, encode
+from schemas.phase import PLANNER_QUERY, Decision, PhaseCommand, PlannerQuery, PlannerReply, Split
+from schemas.subjects import Subjects
+from services.app import App
+from services.bus import BusError, Delivery
+from services.planner.core.moves import Refused
+from services.planner.core.policy import Order, Planner
+from services.planner.core.switches import Switch
+from services.planner.metrics import PlannerMetrics
+from services.planner.settings import PlannerServiceSettings
+
+
+class Orders:
+    """Carries orders out and answers when their switch is over. `own`: ids of the decisions made here."""
+
+    def __init__(
+        self,
+        app: App[PlannerServiceSettings],
+        core: Planner,
+        metrics: PlannerMetrics,
+        changed: Callable[[], None],
+    ) -> None:
+        self._app, self._core, self._metrics, self._changed = app, core, metrics, changed
+        self._subjects = Subjects(app.settings.partition)
+        self._waiting: dict[str, asyncio.Future[Switch]] = {}
+        self._last: Switch | None = None
+        self.own: set[str] = set()
+
+    async def start(self) -> None:
+        """Answer from now on."""
+        answers: dict[str, Callable[[PlannerQuery], Awaitable[PlannerReply]]] = {
+            "split": self._split,
+            "phase": self._phase,
+            "pin": self._pin,
+            "mode": self._mode,
+            "status": self._status,
+        }
+        for verb, answer in answers.items():
+            await self._app.bus.respond(self._subjects.query_planner(verb), self._responder(verb, answer))
+
+    def ended(self, switch: Switch) -> None:
+        """Tell whoever ordered this switch."""
+        self._last = switch
+        waiting = self._waiting.pop(switch.decision_id, None)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(switch)
+
+    def abandon(self) -> None:
+        """Commands are in the stream and are carried out without us: nobody is kept waiting."""
+        for waiting in self._waiting.values():
+            waiting.cancel()
+
+    def _responder(
+        self, verb: str, answer: Callable[[PlannerQuery], Awaitable[PlannerReply]]
+    ) -> Callable[[Delivery], Awaitable[bytes]]:
+        async def respond(delivery: Delivery) -> bytes:
+            try:
+                query = PLANNER_QUERY.decode(delivery.data)
+                reply = await answer(query)
+            except (RejectedMessage, Refused, ValueError) as error:
+                self._metrics.refused.labels(verb).inc()
+                reply = self._reply(error=str(error))
+            return encode(reply)
+
+        return respond
+
+    async def _split(self, query: PlannerQuery) -> PlannerReply:
+        if query.split is None:
+            raise Refused("a split query needs `split`, such as 2P1D")
+        target = Split.parse(query.split)
+        return await self._ordered(lambda key, now: self._core.order_split(target, key, now), query.reason)
+
+    async def _phase(self, query: PlannerQuery) -> PlannerReply:
+        if query.node is None or query.phase is None:
+            raise Refused("a phase query needs `node` and `phase`")
+        node, phase = query.node, query.phase
+        return await self._ordered(lambda key, now: self._core.order_phase(node, phase, key, now), query.reason)
+
+    async def _pin(self, query: PlannerQuery) -> PlannerReply:
+        if query.node is None or query.pinned is None:
+            raise Refused("a pin query needs `node` and `pinned`")
+        self._core.pin(query.node, pinned=query.pinned)
+        why = f"{'pinned' if query.pinned else 'unpinned'} {query.node}: {query.reason}"
+        await self._decide(_new_id(), None, why)
+        return self._reply()
+
+    async def _mode(self, query: PlannerQuery) -> PlannerReply:
+        if query.mode is None:
+            raise Refused("a mode query needs `mode`: on, off or dry-run")
+        self._core.set_mode(query.mode)
+        await self._decide(_new_id(), None, f"mode {query.mode}: {query.reason}")
+        return self._reply()
+
+    async def _status(self, query: PlannerQuery) -> PlannerReply:
+        """The split now, and the last switch that was carried out here."""
+        return self._reply(self._last)
+
+    async def _ordered(self, make: Callable[[str, float], Order], why: str) -> PlannerReply:
+        """Command the nodes and wait until the last of them has switched; what it cost is in the reply."""
+        order = make(_new_id(), self._app.clock.now())
+        if not order.commands:
+            await self._decide(order.decision_id, order, f"{why}: {order.split_now} already", applied=False)
+            return self._reply(decision_id=order.decision_id)
+        waiting: asyncio.Future[Switch] = asyncio.get_running_loop().create_future()
+        self._waiting[order.decision_id] = waiting
+        self._changed()
+        try:
+            await self._command(order, why)
+            await self._decide(order.decision_id, order, why, applied=True)
+        except BusError as error:
+            self._core.withdraw(order, f"command not delivered: {error}", self._app.clock.now())
+        return self._reply(await waiting)
+
+    async def _command(self, order: Order, why: str) -> None:
+        """Store one command per node; its message id lets the broker keep one per node and epoch."""
+        for command in order.commands:
+            message = PhaseCommand(
+                id=f"{command.node}.{command.epoch}",
+                t=self._app.clock.wall(),
+                node=command.node,
+                phase=command.phase,
+                epoch=command.epoch,
+                reason=why,
+                decision_id=order.decision_id,
+            )
+            await self._app.bus.store(self._subjects.phase_command(command.node), encode(message), message.id)
+
+    async def _decide(self, key: str, order: Order | None, why: str, *, applied: bool = True) -> None:
+        self.own.add(key)
+        split = str(self._core.fleet.split())
+        decision = Decision(
+            id=key,
+            t=self._app.clock.wall(),
+            split_now=split if order is None else order.split_now,
+            split_new=None if order is None or not order.commands else order.split_new,
+            workload=None if order is None else order.workload,
+            q=None if order is None else order.q,
+            applied=applied,
+            why=why,
+            nodes=[] if order is None else [command.node for command in order.commands],
+            pinned=sorted(self._core.pinned),
+            mode=self._core.mode,
+        )
+        await self._app.bus.store(self._subjects.planner_decision(), encode(decision), key)
+
+    def _reply(self, switch: Switch | None = None, *, error: str = "", decision_id: str = "") -> PlannerReply:
+        reply = PlannerReply(
+            ok=not error,
+            error=error,
+            split_now=str(self._core.fleet.split()),
+            mode=self._core.mode,
+            pinned=sorted(self._core.pinned),
+            decision_id=decision_id,
+        )
+        if switch is None:
+            return reply
+        return msgspec.structs.replace(
+            reply,
+            ok=not switch.problems,
+            error="; ".join(switch.problems),
+            decision_id=switch.decision_id,
+            nodes=switch.nodes(),
+            took_s=switch.took_s,
+            moved=switch.moved,
+            lost_tokens=switch.lost_tokens,
+            failed=switch.failed,
+        )
+
+
+def _new_id() -> str:
+    return uuid.uuid4().hex
