@@ -9,6 +9,7 @@ from typing import Any
 
 import nats.errors
 from nats.aio.client import Client, Server
+from nats.aio.subscription import Subscription as NatsSubscription
 from structlog.typing import FilteringBoundLogger
 
 from services.bus.interest import Interest
@@ -62,6 +63,7 @@ class Connection:
         self._refused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._tasks: set[asyncio.Future[None]] = set()
         self._inboxes = 0
+        self._replies: NatsSubscription | None = None
 
     @property
     def connected(self) -> bool:
@@ -92,7 +94,7 @@ class Connection:
             await self.close()
             raise
         self.restored.set()
-        await self.client.subscribe(self.inbox.pattern, cb=self.inbox.receive)
+        self._replies = await self.client.subscribe(self.inbox.pattern, cb=self.inbox.receive)
 
     async def _connect(self) -> None:
         options = self.options
@@ -236,5 +238,12 @@ class Connection:
         for task in list(self._tasks):
             task.cancel()
         self.inbox.fail(BusUnavailable("the connection to the broker is closed"))
-        if not self.client.is_closed:
+        if self.client.is_closed:
+            return
+        unsent = self.client.pending_data_size
+        try:
+            if self._replies is not None:
+                await self._replies.unsubscribe()
             await self.client.close()
+        except OSError as error:
+            self._log.warning("closed_unsent", unsent_bytes=unsent, error=str(error))

@@ -139,15 +139,11 @@ class MemoryBus:
         self._send(Delivery(subject, data, headers or NO_HEADERS))
 
     def _send(self, delivery: Delivery) -> int:
-        self._check_size(delivery.subject, delivery.data)
+        PayloadTooLarge.check(delivery.subject, delivery.data, delivery.headers, self.max_payload_bytes)
         if self._hub.connected:
             return self._hub.route(delivery)
         self._buffer.append(delivery)
         return 1
-
-    def _check_size(self, subject: str, data: bytes) -> None:
-        if len(data) > self._hub.max_payload_bytes:
-            raise PayloadTooLarge(subject, len(data), self._hub.max_payload_bytes)
 
     async def _up(self, timeout_s: float) -> None:
         if not self._hub.connected:
@@ -158,7 +154,7 @@ class MemoryBus:
                 raise BusUnavailable(f"the broker has been away for {limit:g} s") from None
 
     async def request(self, subject: str, data: bytes, timeout_s: float) -> bytes:
-        self._check_size(subject, data)
+        PayloadTooLarge.check(subject, data, None, self.max_payload_bytes)
         await self._up(timeout_s)
         self._inbox += 1
         reply = f"_INBOX.{id(self):x}.{self._inbox}"
@@ -214,7 +210,7 @@ class MemoryBus:
         stream.subjects, stream.last_per_subject = subjects, last_per_subject
 
     async def store(self, subject: str, data: bytes, message_id: str, headers: Mapping[str, str] | None = None) -> int:
-        self._check_size(subject, data)
+        PayloadTooLarge.check(subject, data, None, self.max_payload_bytes)
         await self._up(UNAVAILABLE_AFTER_S)
         stream = self._hub.stream_of(subject)
         if stream is None:

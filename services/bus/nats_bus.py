@@ -39,13 +39,6 @@ _STORE_S = 5.0
 _DRAIN_S = 10.0
 
 
-def header_bytes(headers: Mapping[str, str] | None) -> int:
-    """How many bytes headers take on the wire; they count towards the broker's limit."""
-    if not headers:
-        return 0
-    return len("NATS/1.0\r\n\r\n") + sum(len(k.encode()) + len(v.encode()) + 4 for k, v in headers.items())
-
-
 class NatsBus:
     """A `Bus` over one connection. Made by `connect`."""
 
@@ -102,9 +95,7 @@ class NatsBus:
         await self._connection.publish(subject, data, "", headers)
 
     def _check_size(self, subject: str, data: bytes, headers: Mapping[str, str] | None) -> None:
-        size, limit = len(data) + header_bytes(headers), self.max_payload_bytes
-        if size > limit:
-            raise PayloadTooLarge(subject, size, limit)
+        PayloadTooLarge.check(subject, data, headers, self.max_payload_bytes)
 
     async def request(self, subject: str, data: bytes, timeout_s: float) -> bytes:
         answer = await self._ask(subject, data, timeout_s)

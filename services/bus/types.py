@@ -61,6 +61,15 @@ class PayloadTooLarge(BusError):
         super().__init__(f"{size} bytes for {subject} exceed the broker's limit of {limit} bytes")
         self.size, self.limit = size, limit
 
+    @classmethod
+    def check(cls, subject: str, data: bytes, headers: Mapping[str, str] | None, limit: int) -> None:
+        """Raise if `data` with its headers, which count too, exceeds `limit`."""
+        size = len(data)
+        if headers:
+            size += len("NATS/1.0\r\n\r\n") + sum(len(f"{k}: {v}\r\n".encode()) for k, v in headers.items())
+        if size > limit:
+            raise cls(subject, size, limit)
+
 
 class RemoteError(BusError):
     """The responder failed; the text is what it said."""
