@@ -1,0 +1,250 @@
+"""`ei`: the command line. Each command loads only what it needs, so that the quick ones stay quick."""
+
+import asyncio
+import sys
+from collections.abc import Coroutine
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, help="Evolving Infra: a serving cluster that adapts while it runs."
+)
+
+Port = Annotated[int | None, typer.Option(help="Port of the local cluster (8000).")]
+Url = Annotated[str | None, typer.Option(help="HTTP address of the router; EI_URL.")]
+Nats = Annotated[str | None, typer.Option(help="Address of the broker; EI_NATS_URL. The key comes from EI_NATS_NKEY.")]
+JsonFile = Annotated[Path | None, typer.Option("--json", help="Write the report with every request to this file.")]
+
+
+class EngineKind(StrEnum):
+    SGLANG = "sglang"
+    TIMED = "timed"
+
+
+class NodePhase(StrEnum):
+    PREFILL = "prefill"
+    DECODE = "decode"
+    BOTH = "both"
+
+
+class Mode(StrEnum):
+    ON = "on"
+    OFF = "off"
+    DRY_RUN = "dry-run"
+
+
+def _run(work: Coroutine[Any, Any, Any]) -> Any:
+    """Run one command's work; a CommandError becomes one line and exit code 1."""
+    from services.cli.connection import CommandError
+
+    try:
+        return asyncio.run(work)
+    except CommandError as error:
+        typer.echo(f"ei: {error}", err=True)
+        raise typer.Exit(1) from error
+    except KeyboardInterrupt as interrupt:
+        raise typer.Exit(130) from interrupt
+
+
+@app.command()
+def up(
+    nodes: Annotated[int, typer.Option(min=1, max=256, help="Number of nodes.")] = 3,
+    engine: Annotated[EngineKind, typer.Option(help="What runs on the nodes.")] = EngineKind.SGLANG,
+    model: Annotated[
+        Path | None, typer.Option(help="Folder of a Hugging Face model; default: the bundled one.")
+    ] = None,
+    nats: Nats = None,
+    port: Annotated[int, typer.Option(help="HTTP port of the router.")] = 8000,
+    split: Annotated[str | None, typer.Option(help="Initial split, such as 2P1D.")] = None,
+    config: Annotated[
+        list[str] | None, typer.Option("--set", help="A setting, SERVICE.KEY=VALUE, such as engine.max_running=8.")
+    ] = None,
+) -> None:
+    """Run a local cluster until Ctrl-C: broker, router, planner, directory and nodes."""
+    from services.cli.cluster.up import UpOptions, run_cluster
+
+    sys.exit(
+        run_cluster(
+            UpOptions(
+                nodes=nodes,
+                engine=engine.value,
+                model=model,
+                nats=nats,
+                port=port,
+                split=split,
+                settings=config or [],
+            )
+        )
+    )
+
+
+@app.command()
+def status(
+    branches: Annotated[bool, typer.Option("--branches", help="Show the tree of branches.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    port: Port = None,
+    url: Url = None,
+) -> None:
+    """Nodes, phases, split, queues, KV use and the last planner decision."""
+    from services.cli.connection import find_target
+    from services.cli.status import show_status
+
+    _run(show_status(find_target(port, url), branches=branches, as_json=as_json))
+
+
+@app.command()
+def split(
+    wanted: Annotated[str, typer.Argument(metavar="SPLIT", help="Such as 2P2D.")],
+    port: Port = None,
+    nats: Nats = None,
+) -> None:
+    """Order a split and say how long the switch took and what was lost."""
+    from schemas.phase import PlannerQuery
+    from services.cli.connection import find_target
+    from services.cli.orders import order, switch_lines
+
+    query = PlannerQuery(split=wanted, reason="ei split")
+    for line in switch_lines(_run(order(find_target(port, None, nats), "split", query, typer.echo))):
+        typer.echo(line)
+
+
+@app.command()
+def phase(node: str, wanted: NodePhase, port: Port = None, nats: Nats = None) -> None:
+    """Order the phase of one node."""
+    from schemas.phase import Phase, PlannerQuery
+    from services.cli.connection import find_target
+    from services.cli.orders import order, switch_lines
+
+    query = PlannerQuery(node=node, phase=Phase(wanted.value), reason="ei phase")
+    for line in switch_lines(_run(order(find_target(port, None, nats), "phase", query, typer.echo))):
+        typer.echo(line)
+
+
+@app.command()
+def pin(node: str, port: Port = None, nats: Nats = None) -> None:
+    """Keep a node at its phase: no order for a split moves it."""
+    _pin(node, port, nats, pinned=True)
+
+
+@app.command()
+def unpin(node: str, port: Port = None, nats: Nats = None) -> None:
+    """Let splits move the node again."""
+    _pin(node, port, nats, pinned=False)
+
+
+def _pin(node: str, port: int | None, nats: str | None, *, pinned: bool) -> None:
+    from schemas.phase import PlannerQuery
+    from services.cli.connection import find_target
+    from services.cli.orders import tell
+
+    reply = _run(tell(find_target(port, None, nats), "pin", PlannerQuery(node=node, pinned=pinned, reason="ei pin")))
+    typer.echo(f"pinned: {', '.join(reply.pinned) or 'none'}")
+
+
+@app.command()
+def planner(mode: Mode, port: Port = None, nats: Nats = None) -> None:
+    """Switch the planner's automatic decisions on or off, or let it only say what it would do."""
+    from schemas.phase import PlannerQuery
+    from services.cli.connection import find_target
+    from services.cli.orders import tell
+
+    reply = _run(tell(find_target(port, None, nats), "mode", PlannerQuery(mode=mode.value, reason="ei planner")))
+    typer.echo(f"planner: {reply.mode}")
+
+
+@app.command()
+def tail(
+    subject: Annotated[str | None, typer.Argument(help="A topic such as telemetry.node, or a whole subject.")] = None,
+    node: Annotated[str | None, typer.Option(help="Only messages about this node.")] = None,
+    branch: Annotated[str | None, typer.Option(help="Only messages about this branch.")] = None,
+    count: Annotated[int | None, typer.Option(min=1, help="End after so many messages.")] = None,
+    port: Port = None,
+    nats: Nats = None,
+) -> None:
+    """Decoded messages from the bus, as they pass."""
+    from services.cli.connection import find_target
+    from services.cli.tail import Filter
+    from services.cli.tail import tail as listen
+
+    _run(listen(find_target(port, None, nats), subject, Filter(node=node, branch=branch), count=count))
+
+
+@app.command()
+def replay(
+    trace: Annotated[Path, typer.Argument(help="A branch trace (.jsonl or .jsonl.gz).")],
+    agents: Annotated[int, typer.Option(min=1, help="Closed loop: so many agents at a time.")] = 1,
+    rate: Annotated[float | None, typer.Option(min=0.001, help="Open loop: agents started a minute.")] = None,
+    speed: Annotated[float, typer.Option(min=0.001, help="Recorded waits are divided by it.")] = 1.0,
+    tokens_per_block: Annotated[
+        int | None, typer.Option(min=1, help="Tokens a recorded block of 64 becomes; answers scale with it.")
+    ] = None,
+    max_pause: Annotated[float | None, typer.Option(min=0, help="Cap recorded waits at so many seconds.")] = None,
+    max_context: Annotated[int | None, typer.Option(min=1, help="Tokens a context may have, after scaling.")] = None,
+    requests_per_agent: Annotated[int | None, typer.Option(min=1, help="Play so many requests of each agent.")] = None,
+    plays: Annotated[int | None, typer.Option(min=1, help="Use the first so many agents of the trace.")] = None,
+    duration: Annotated[float | None, typer.Option(min=1, help="Start agents anew for so many seconds.")] = None,
+    warmup: Annotated[float, typer.Option(min=0, help="Do not score requests of the first so many seconds.")] = 0.0,
+    block_size: Annotated[
+        int | None, typer.Option(min=1, help="Block size of the engine; asked of the cluster.")
+    ] = None,
+    seed: Annotated[str, typer.Option(help="Chooses the tokens of the prompts.")] = "0",
+    json_file: JsonFile = None,
+    port: Port = None,
+    url: Url = None,
+    nats: Nats = None,
+) -> None:
+    """Play recorded agents against a running cluster and report what they saw."""
+    import msgspec
+    from rich.console import Console
+
+    from services.cli.connection import find_target
+    from services.cli.replay.agent import Pace
+    from services.cli.replay.command import ReplayOptions
+    from services.cli.replay.command import replay as play
+    from services.cli.replay.plan import Limits
+
+    options = ReplayOptions(
+        trace=trace,
+        pace=Pace(
+            agents=agents,
+            rate_per_min=rate,
+            speed=speed,
+            duration_s=duration,
+            warmup_s=warmup,
+            max_pause_s=max_pause,
+        ),
+        limits=Limits(context_tokens=max_context, requests_per_agent=requests_per_agent),
+        tokens_per_block=tokens_per_block,
+        plays=plays,
+        block_size=block_size,
+        seed=seed,
+    )
+    report = _run(play(find_target(port, url, nats), options, Console()))
+    if json_file is not None:
+        json_file.write_bytes(msgspec.json.format(msgspec.json.encode(report, enc_hook=str)))
+    if report.summary.failed:
+        raise typer.Exit(1)
+
+
+@app.command()
+def demo(
+    engine: Annotated[EngineKind, typer.Option(help="What runs on the nodes.")] = EngineKind.SGLANG,
+    port: Annotated[int, typer.Option(help="HTTP port of the router.")] = 8000,
+    leave: Annotated[bool, typer.Option("--exit", help="End after the replay; RUN_EXIT=1 does the same.")] = False,
+) -> None:
+    """What `make run` plays: a cluster on a real model, agents on it, two switches, and a table of what happened."""
+    from services.cli.demo.play import run_demo
+
+    sys.exit(run_demo(engine.value, port, leave=leave))
+
+
+def main() -> None:
+    """Entry point of `ei`."""
+    app()
+
+
+if __name__ == "__main__":
+    main()
