@@ -7,6 +7,7 @@ import msgspec
 from msgspec import Meta
 
 from schemas.codec import Decoder, Message
+from schemas.kv import checked_key, keys_of
 
 BranchId = Annotated[str, Meta(min_length=1, max_length=256)]
 Count = Annotated[int, Meta(ge=0)]
@@ -41,7 +42,10 @@ class BranchEvent(Message, frozen=True, kw_only=True):
     `context` is published by the router when a request was answered: `tip` is the short key of the last full block of
     prompt and output whose KV exists (all tokens but the last generated one), `blocks` how many full blocks that is.
     `keys` holds the packed short keys of blocks [base_blocks, blocks); the first `base_blocks` are those of the
-    branch's former context, so that a directory that lost its state can rebuild every claim from the stream.
+    branch's former context, so that a directory that lost its state can rebuild every claim from the stream. `base` is
+    the short key of block base_blocks - 1, so that they are found even if the branch's context has changed meanwhile.
+    `prompt_blocks` (of the prompt alone), `kind`, `parent` and `lineage` are what the request was: `lineage` as the
+    directory's match said, which tells a late event of an ended branch from a request that opens it anew.
     """
 
     id: Annotated[str, Meta(min_length=1, max_length=128)]
@@ -57,10 +61,19 @@ class BranchEvent(Message, frozen=True, kw_only=True):
     tip: int | None = None
     blocks: Count | None = None
     base_blocks: Count = 0
+    base: int | None = None
     keys: bytes = b""
+    prompt_blocks: Count | None = None
+    kind: BranchKind | None = None
+    lineage: str = ""
     prefill_node: str | None = None
     decode_node: str | None = None
     inferred: bool = False
+
+    def __post_init__(self) -> None:
+        keys_of(self.keys)
+        checked_key(self.tip)
+        checked_key(self.base)
 
 
 class BranchInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,7 +16,8 @@ class MatchQuery(Message, frozen=True, kw_only=True):
     """Where does the longest cached prefix of these blocks lie? Registers the prefix as pending under `request`.
 
     `hashes`: packed short keys of all full blocks of the prompt. Changes no count. `release` True only withdraws
-    the pending prefix of `request` (cancelled or failed) and is answered by an empty match.
+    the pending prefix of `request` (cancelled or failed) and is answered by an empty match. `placed_node` with empty
+    `hashes` only tells on which node the pending prefix is computed, and is answered by an empty match too.
     """
 
     request: str
@@ -28,6 +29,7 @@ class MatchQuery(Message, frozen=True, kw_only=True):
     parent: BranchId | None = None
     kind: BranchKind | None = None
     release: bool = False
+    placed_node: str | None = None
 
     def __post_init__(self) -> None:
         keys_of(self.hashes)
@@ -54,8 +56,10 @@ class MatchReply(Message, frozen=True, kw_only=True):
 
     `branch_blocks`: leading blocks that are also those of the branch's current context (base of its context event).
     `known_blocks`: leading blocks whose keys the directory remembers, resident or not (live ideal hit).
-    `pending_blocks`: leading blocks that another request is computing on `pending_node`.
-    `lineage`: what the request is to its branch: extends, opens, fork, subagent, compact, transient.
+    `pending_blocks`: leading blocks that are there when `pending_request`, computing on `pending_node`, has its prompt.
+    `lineage`: what the request is to its branch: extends, opens, fork, subagent, compact, transient. `branch`,
+    `version`, `parent`, `inferred` and `lineage` are to be copied into the request's context event.
+    `referenced_share`: per node the share of blocks in its L2 with a claim.
     """
 
     blocks: Count
@@ -65,9 +69,11 @@ class MatchReply(Message, frozen=True, kw_only=True):
     nodes: list[NodeMatch] = []
     pending_blocks: Count = 0
     pending_node: str | None = None
+    pending_request: str | None = None
     referenced_share: dict[str, float] = {}
     branch: str | None = None
     version: Count | None = None
+    parent: str | None = None
     inferred: bool = False
     lineage: str = ""
     last_prefill_node: str | None = None
@@ -96,7 +102,11 @@ class ReferencesQuery(Message, frozen=True, kw_only=True):
 
 
 class StatsReply(Message, frozen=True, kw_only=True):
-    """Totals of the directory: copies, claims, branches, and whether it is still blind after a restart."""
+    """Totals of the directory, and whether it is still blind after a restart.
+
+    `blocks`: keys known. `copies`: block copies in L2 of all nodes, `nodes` per node. `claims`: held by active
+    branches, one per block and phase.
+    """
 
     incarnation: int
     blocks: Count

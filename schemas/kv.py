@@ -35,6 +35,13 @@ def keys_of(packed: bytes) -> npt.NDArray[np.uint64]:
     return np.frombuffer(packed, dtype="<u8")
 
 
+def checked_key(key: int | None) -> int | None:
+    """Return a short key if it is one; ValueError unless 0 <= key < 2**64."""
+    if key is not None and not 0 <= key < 1 << 8 * KEY_BYTES:
+        raise ValueError(f"key {key} is not a uint64")
+    return key
+
+
 class LocationChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A run of blocks that came to, left or moved between tiers of one node.
 
@@ -50,6 +57,7 @@ class LocationChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     def __post_init__(self) -> None:
         keys_of(self.hashes)
+        checked_key(self.parent)
 
 
 class KvLocation(Message, frozen=True, kw_only=True):
