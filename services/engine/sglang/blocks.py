@@ -1,0 +1,73 @@
+"""Between SGLang's KV pools and the bytes of a block: which tensors a block consists of, gather and scatter.
+
+A block of the arena is one page of every tensor, tensor after tensor: K and V of layer 0, K and V of layer 1, ...
+(one tensor a layer for MLA), the draft model's last. The layout does not depend on where the page lies.
+"""
+
+from typing import Any
+
+import torch
+
+
+class UnsupportedPool(RuntimeError):
+    """The model keeps KV in a form that a block of the arena does not hold; the text names the pool class."""
+
+
+def _pieces(pool: Any) -> list[torch.Tensor]:
+    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
+
+    if type(pool) is MHATokenToKVPool:
+        return [tensor for pair in zip(pool.k_buffer, pool.v_buffer, strict=True) for tensor in pair]
+    if type(pool) is MLATokenToKVPool:
+        return list(pool.kv_buffer)
+    raise UnsupportedPool(
+        f"KV pool {type(pool).__name__} has pieces (sliding window, state space, indexer) that blocks do not hold yet"
+    )
+
+
+class BlockLayout:
+    """How the pages of one rank's KV pools map to blocks. Indices are token slots, `page_size` a page, page-aligned."""
+
+    def __init__(self, pools: list[Any], page_size: int) -> None:
+        self.page_size = page_size
+        self._tensors = [tensor for pool in pools for tensor in _pieces(pool)]
+        self._sizes = [page_size * tensor[0].numel() * tensor.element_size() for tensor in self._tensors]
+        self.block_bytes = sum(self._sizes)
+        self.description = " + ".join(f"{type(pool).__name__} x{len(_pieces(pool))}" for pool in pools)
+        self._on_cpu = all(tensor.device.type == "cpu" for tensor in self._tensors)
+        self._stream = None if self._on_cpu else torch.cuda.Stream(self._tensors[0].device)
+
+    def staging(self, blocks: int) -> torch.Tensor:
+        """Host memory for `blocks` blocks, uint8 [blocks, block_bytes]; page-locked where a GPU copies into it."""
+        return torch.empty((blocks, self.block_bytes), dtype=torch.uint8, pin_memory=not self._on_cpu)
+
+    def gather(self, indices: torch.Tensor, staging: torch.Tensor) -> None:
+        """Copy the pages at `indices` into the leading rows of `staging`; complete on return."""
+        blocks = len(indices) // self.page_size
+        with torch.cuda.stream(self._stream):
+            at = 0
+            for tensor, size in zip(self._tensors, self._sizes, strict=True):
+                rows = tensor[indices].view(torch.uint8).reshape(blocks, size)
+                staging[:blocks, at : at + size].copy_(rows, non_blocking=True)
+                at += size
+        self._wait()
+
+    def scatter(self, staging: torch.Tensor, indices: torch.Tensor) -> None:
+        """Copy the leading rows of `staging` to the pages at `indices`; complete on return."""
+        blocks = len(indices) // self.page_size
+        with torch.cuda.stream(self._stream):
+            at = 0
+            for tensor, size in zip(self._tensors, self._sizes, strict=True):
+                rows = staging[:blocks, at : at + size].contiguous().view(tensor.dtype)
+                tensor[indices] = rows.reshape(len(indices), *tensor.shape[1:]).to(tensor.device, non_blocking=True)
+                at += size
+        self._wait()
+
+    def after_forward(self, forward_stream: Any) -> None:
+        """Make the next copies wait for what `forward_stream` has been given so far (nothing to do on a CPU)."""
+        if self._stream is not None and forward_stream is not None:
+            self._stream.wait_stream(forward_stream)
+
+    def _wait(self) -> None:
+        if self._stream is not None:
+            self._stream.synchronize()
