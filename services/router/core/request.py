@@ -159,9 +159,9 @@ class Request:
 
     @staticmethod
     def late_answer(request: str, phase: Phase, node: str, attempt: int, reply: ServeReply | None) -> list[Effect]:
-        """An answer nobody waits for any more: what was accepted is cancelled."""
-        late = reply is not None and reply.accepted
-        return [CancelLeg(request, attempt, node, phase)] if late else []
+        """An answer nobody waits for any more: unless the leg was refused, it may be held there, so it is cancelled."""
+        refused = reply is not None and not reply.accepted
+        return [] if refused else [CancelLeg(request, attempt, node, phase)]
 
     def updated(self, node: str, update: LegUpdate, now: float) -> list[Effect]:
         """News of a leg from its node: state, tokens, end."""
