@@ -110,7 +110,10 @@ class ServeReply(Message, frozen=True, kw_only=True):
 
 
 class LegUpdate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """News of one leg: a new state, tokens, or its end. `seq` is the index of the first of `tokens` in the answer."""
+    """News of one leg: a new state, tokens, or its end. `seq` is the index of the first of `tokens` in the answer.
+
+    An end without tokens says in `seq` how many tokens the answer has, so that a lost message before it is noticed.
+    """
 
     id: str
     attempt: int
@@ -124,6 +127,10 @@ class LegUpdate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     restored_tokens: Count | None = None
     stop_token: int | None = None
 
+    def __post_init__(self) -> None:
+        if len(self.tokens) % TOKEN_BYTES:
+            raise ValueError(f"{len(self.tokens)} bytes of tokens are not a multiple of {TOKEN_BYTES}")
+
 
 class ReplyBatch(Message, frozen=True, kw_only=True):
     """`reply`: everything one engine has for one router after one iteration."""
@@ -135,7 +142,11 @@ class ReplyBatch(Message, frozen=True, kw_only=True):
 
 
 class ResendRequest(Message, frozen=True, kw_only=True):
-    """Ask for a request's tokens from index `seq` on; the engine keeps them until 30 s after the end."""
+    """Ask for a request's tokens from index `seq` on; the engine keeps them until 30 s after the end.
+
+    Answered by a `ReplyBatch` of one update: the leg's state, its tokens from `seq` on, and its end if it has ended. An
+    empty batch: the engine does not know the leg (any more).
+    """
 
     id: str
     attempt: int
