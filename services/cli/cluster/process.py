@@ -72,12 +72,14 @@ def fork_call(call: Callable[[], int], log: Path, close: Sequence[int] = ()) -> 
         os._exit(code)
 
 
-def spawn(command: Sequence[str], log: Path, environ: dict[str, str] | None = None) -> int:
-    """Run another program as a child that dies with us and return its pid."""
+def spawn(command: Sequence[str], log: Path, environ: dict[str, str] | None = None) -> "subprocess.Popen[bytes]":
+    """Run another program as a child that dies with us; its output is appended to `log`.
+
+    Must be called from a process without threads, since it acts between fork and exec.
+    """
     parent = os.getpid()
     with log.open("ab") as output:
-        # The parent has no threads, so code between fork and exec is safe.
-        started = subprocess.Popen(
+        return subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -85,9 +87,6 @@ def spawn(command: Sequence[str], log: Path, environ: dict[str, str] | None = No
             env=environ,
             preexec_fn=lambda: _become_child(parent),
         )
-    pid = started.pid
-    started.returncode = 0  # the supervisor reaps it
-    return pid
 
 
 def start_time(pid: int) -> int | None:
