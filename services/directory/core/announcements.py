@@ -1,0 +1,96 @@
+"""What the pools of the nodes must know of their copies, and the counts per holding that go with it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from services.directory.core import spans as sets
+from services.directory.core.run import Holding, Run
+from services.directory.core.spans import Spans
+
+NOTHING: Spans = []
+
+
+class Announcement(NamedTuple):
+    """Copies in L2 of a node (packed keys) and both of their bits; of a new copy its pool assumes neither."""
+
+    node: str
+    referenced: bool
+    unreachable: bool
+    keys: bytes
+
+
+class Announcements:
+    """`hosts`: the L2 holdings of a node that counts are kept for; only a live one is spoken of. `waiting`: what is to
+    be said, in order. A copy that left needs no word: its pool knows."""
+
+    def __init__(self) -> None:
+        self.hosts: dict[str, list[Holding]] = {}
+        self.waiting: list[Announcement] = []
+
+    def came(self, holding: Holding, run: Run, new: Spans) -> None:
+        """Blocks came to an L2 holding."""
+        referenced = sets.both(new, run.referenced(holding.node))
+        beyond = _beyond(new, run.reach)
+        holding.referenced += sets.size(referenced)
+        holding.unreachable += sets.size(beyond)
+        self._say(holding, run, referenced, referenced=True)
+        self._say(holding, run, sets.minus(beyond, referenced) if beyond else beyond, referenced=False)
+
+    def left(self, holding: Holding, run: Run, gone: Spans) -> None:
+        """Blocks left an L2 holding."""
+        holding.referenced -= sets.size(sets.both(gone, run.referenced(holding.node)))
+        holding.unreachable -= sets.size(_beyond(gone, run.reach))
+
+    def claimed(self, node: str, run: Run, was: Spans) -> None:
+        """The claims of `node` on a run changed: they covered `was` before."""
+        now = run.referenced(node)
+        if now == was:
+            return
+        gained, lost = sets.minus(now, was), sets.minus(was, now)
+        for holding in self.hosts.get(node, ()):
+            held = run.held.get(holding, NOTHING)
+            more, less = sets.both(held, gained), sets.both(held, lost)
+            holding.referenced += sets.size(more) - sets.size(less)
+            self._say(holding, run, more, referenced=True)
+            self._say(holding, run, less, referenced=False)
+
+    def reached(self, holding: Holding, run: Run, blocks: Spans, *, lost: bool) -> None:
+        """Copies of an L2 holding became reachable, or were lost to reach; `run.reach` says so already."""
+        holding.unreachable += sets.size(blocks) if lost else -sets.size(blocks)
+        referenced = sets.both(blocks, run.referenced(holding.node))
+        self._say(holding, run, referenced, referenced=True)
+        self._say(holding, run, sets.minus(blocks, referenced), referenced=False)
+
+    def retell(self, holding: Holding, run: Run) -> None:
+        """Say what a pool would not assume of its copies."""
+        held = run.held[holding]
+        referenced = sets.both(held, run.referenced(holding.node))
+        self._say(holding, run, referenced, referenced=True)
+        self._say(holding, run, sets.minus(_beyond(held, run.reach), referenced), referenced=False)
+
+    def _say(self, holding: Holding, run: Run, blocks: Spans, *, referenced: bool) -> None:
+        if not holding.live or not blocks:
+            return
+        within = sets.both(blocks, [0, run.reach]) if run.reach else NOTHING
+        for part, unreachable in ((within, False), (sets.minus(blocks, within), True)):
+            if part:
+                keys = b"".join(run.packed(part[i], part[i + 1]) for i in range(0, len(part), 2))
+                self.waiting.append(Announcement(holding.node, referenced, unreachable, keys))
+
+    def check(self) -> None:
+        """Assert the counts of every holding."""
+        for node, holdings in self.hosts.items():
+            for holding in holdings:
+                held = [(run, run.held[holding]) for run in holding.runs]
+                assert holding.blocks == sum(sets.size(spans) for _, spans in held)
+                counted = sum(sets.size(sets.both(spans, run.referenced(node))) for run, spans in held)
+                assert holding.referenced == counted, (node, holding.referenced, counted)
+                assert holding.unreachable == sum(sets.size(_beyond(spans, run.reach)) for run, spans in held)
+
+
+def _beyond(blocks: Spans, reach: int) -> Spans:
+    """Those of the blocks from offset `reach` on."""
+    if not blocks or blocks[-1] <= reach:
+        return NOTHING
+    return sets.minus(blocks, [0, reach]) if reach else blocks

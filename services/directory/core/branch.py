@@ -1,0 +1,59 @@
+"""One branch: what it claims, what its last prompt was, and what the directory needs to judge its next request."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from schemas.branch import BranchKind, BranchState
+from services.directory.core.run import Run, Tip
+
+BranchKey = tuple[str, str]
+"""(tenant, id): ids are unique within a tenant only."""
+
+
+class Claim(NamedTuple):
+    """An active branch claims every block up to `tip` on its prefill node and on its decode node (None: not yet)."""
+
+    tip: Tip
+    prefill: str | None
+    decode: str | None
+
+
+class Anchor(NamedTuple):
+    """What a later prompt must contain to extend a prompt of `blocks` blocks: `key` as its block `number`."""
+
+    blocks: int
+    number: int
+    key: int
+
+
+class Branch:
+    """`fresh`: its next request defines the context, whatever it shares with the last one. `departed`: anchors of
+    contexts that did not extend the branch when they came. `kept`: runs on which a prefill claim of the branch lies on
+    another node than its prefill node. `seen`: monotonic seconds of its last activity."""
+
+    __slots__ = (
+        "anchor", "blocks", "claim", "decode", "departed", "fresh", "inferred", "kept", "key", "kind",
+        "parent", "prefill", "seen", "state", "version",
+    )  # fmt: skip
+
+    def __init__(self, key: BranchKey, now: float) -> None:
+        self.key = key
+        self.parent: BranchKey | None = None
+        self.kind = BranchKind.MAIN
+        self.state = BranchState.ACTIVE
+        self.version = 0
+        self.inferred = False
+        self.fresh = True
+        self.seen = now
+        self.blocks = 0
+        self.claim: Claim | None = None
+        self.kept: set[Run] = set()
+        self.anchor: Anchor | None = None
+        self.departed: list[Anchor] = []
+        self.prefill: str | None = None
+        self.decode: str | None = None
+
+    @property
+    def active(self) -> bool:
+        return self.state is BranchState.ACTIVE

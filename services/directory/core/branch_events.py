@@ -1,0 +1,191 @@
+"""Branch events applied: every row of the table of reference counts, each event once, older versions never."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from schemas.branch import DEFAULT_TENANT, BranchEvent, BranchEventType, BranchKind, BranchState
+from services.directory.core import lineage
+from services.directory.core.branch import Branch, BranchKey, Claim
+from services.directory.core.branches import Branches
+from services.directory.core.counters import Counters
+from services.directory.core.lineage import Lineage
+from services.directory.core.pending import PendingPrefixes
+from services.directory.core.references import References
+from services.directory.core.run import Tip, depth, key_from_end, keys_view
+
+ROUTER = "router"
+"""The only source that may speak for a tenant and report contexts; all others are clients of the default tenant."""
+KINDS = {BranchEventType.FORK: BranchKind.FORK, BranchEventType.SUBAGENT: BranchKind.SUBAGENT}
+
+
+class BranchEvents:
+    """Applies branch events to branches and their claims. `event_ids` ids are remembered to tell repeats."""
+
+    def __init__(
+        self, references: References, branches: Branches, pending: PendingPrefixes, counters: Counters, event_ids: int
+    ) -> None:
+        self._references = references
+        self._branches = branches
+        self._pending = pending
+        self._counters = counters
+        self._event_ids = event_ids
+        self.applied: OrderedDict[str, None] = OrderedDict()
+
+    def apply(self, event: BranchEvent, now: float) -> None:
+        """One event; a repeat, a late one or one its source may not send changes nothing but a counter."""
+        if event.source != ROUTER and event.type is BranchEventType.CONTEXT:
+            self._counters.foreign_events += 1
+            return
+        if event.id in self.applied:
+            self._counters.duplicate_events += 1
+            return
+        self.applied[event.id] = None
+        if len(self.applied) > self._event_ids:
+            self.applied.popitem(last=False)
+        tenant = event.tenant if event.source == ROUTER else DEFAULT_TENANT
+        key = (tenant, event.branch)
+        parent = None if event.parent is None else (tenant, event.parent)
+        match event.type:
+            case BranchEventType.CONTEXT:
+                self._context(key, parent, event, now)
+            case BranchEventType.END:
+                self._end(key, event, now)
+            case BranchEventType.KEEPALIVE:
+                self._keepalive(key, now)
+            case BranchEventType.COMPACT:
+                self._compact(key, event, now)
+            case BranchEventType.OPEN | BranchEventType.FORK | BranchEventType.SUBAGENT:
+                self._open(key, parent, event, now)
+
+    def _open(self, key: BranchKey, parent: BranchKey | None, event: BranchEvent, now: float) -> None:
+        branch = self._current(key, event)
+        if branch is not None:
+            self._branches.adopt(branch, parent, KINDS.get(event.type))
+            self._branches.touch(branch, now)
+        elif self._branches.get(key) is None:
+            branch = self._branches.open(key, now)
+            branch.version = event.version or 0
+            self._branches.adopt(branch, parent, KINDS.get(event.type))
+            if event.type is BranchEventType.FORK:
+                self._inherit(branch)
+
+    def _inherit(self, branch: Branch) -> None:
+        """A fork reuses its parent's context from the start: it claims what its parent claims."""
+        parent = self._branches.get(branch.parent) if branch.parent is not None else None
+        if parent is not None:
+            self._references.settle(parent)
+            if parent.claim is not None:
+                self._references.claim(branch, parent.claim, parent.blocks)
+                branch.prefill, branch.decode = parent.prefill, parent.decode
+
+    def _end(self, key: BranchKey, event: BranchEvent, now: float) -> None:
+        """The end of an unknown branch is kept too: what follows is late."""
+        branch = self._branches.get(key)
+        if branch is None:
+            branch = self._branches.open(key, now)
+            branch.version = event.version or 0
+        elif branch.state is BranchState.ENDED or _older(event, branch):
+            self._counters.late_events += 1
+            return
+        self._branches.end(branch, event.cascade)
+
+    def _keepalive(self, key: BranchKey, now: float) -> None:
+        branch = self._branches.get(key)
+        if branch is None or not branch.active:
+            self._counters.late_events += 1
+            return
+        self._branches.touch(branch, now)
+
+    def _compact(self, key: BranchKey, event: BranchEvent, now: float) -> None:
+        """The version rises at once; claims follow with the first context of that version."""
+        branch = self._current(key, event)
+        if branch is None:
+            if self._branches.get(key) is None:
+                self._branches.open(key, now).version = 1 if event.version is None else event.version
+            return
+        version = branch.version + 1 if event.version is None else event.version
+        if version > branch.version:
+            branch.version, branch.fresh, branch.departed = version, True, []
+        self._branches.touch(branch, now)
+
+    def _current(self, key: BranchKey, event: BranchEvent) -> Branch | None:
+        """The branch, unless it is unknown; or ended, or beyond the event's version: then the event is late."""
+        branch = self._branches.get(key)
+        if branch is not None and (branch.state is BranchState.ENDED or _older(event, branch)):
+            self._counters.late_events += 1
+            return None
+        return branch
+
+    def _context(self, key: BranchKey, parent: BranchKey | None, event: BranchEvent, now: float) -> None:
+        pending = self._pending.release(event.request) if event.request is not None else None
+        branch = self._branches.get(key)
+        if branch is not None and branch.state is BranchState.ENDED:
+            if event.lineage != Lineage.OPENS and (pending is None or not pending.opens):
+                self._counters.late_events += 1
+                return
+        elif branch is not None and _older(event, branch):
+            self._counters.late_events += 1
+            return
+        if branch is None:
+            branch = self._branches.open(key, now)
+            branch.version, branch.inferred = event.version or 0, event.inferred
+        self._branches.adopt(branch, parent, event.kind)
+        self._branches.touch(branch, now)
+        self._references.settle(branch)
+        blocks = event.blocks or 0
+        tip = self._tip(branch, event, blocks) if blocks else None
+        if blocks and tip is None:
+            self._counters.unresolved_contexts += 1
+            return
+        self._follow(branch, event, tip, blocks, now)
+
+    def _follow(self, branch: Branch, event: BranchEvent, tip: Tip | None, blocks: int, now: float) -> None:
+        """Claims go to exactly the blocks of the new context, unless the request was only a transient one."""
+
+        def key_at(number: int) -> int | None:
+            return key_from_end(tip, blocks - 1 - number) if tip is not None and number < blocks else None
+
+        prompt = blocks if event.prompt_blocks is None else min(event.prompt_blocks, blocks)
+        judgement = lineage.judge(branch, event.version, prompt, key_at)
+        anchor = lineage.anchor_of(prompt, key_at)
+        if judgement.lineage is Lineage.TRANSIENT:
+            self._counters.transient_requests += 1
+            lineage.departed(branch, anchor)
+            return
+        self._branches.unanchor(branch)
+        lineage.accepted(branch, judgement, anchor)
+        self._branches.revive(branch, now)
+        self._branches.anchor(branch)
+        branch.prefill = event.prefill_node or branch.prefill
+        branch.decode = event.decode_node or branch.decode
+        claimed = branch.claim
+        prefill = event.prefill_node or (claimed.prefill if claimed is not None else None)
+        decode = event.decode_node or (claimed.decode if claimed is not None else None)
+        self._references.claim(branch, None if tip is None else Claim(tip, prefill, decode), blocks)
+
+    def _tip(self, branch: Branch, event: BranchEvent, blocks: int) -> Tip | None:
+        """Where the context ends in the tree: at its last key, if the tree knows it; else its new keys are added
+        behind the last block of its base. None when base or keys are missing or do not fit."""
+        found = self._references.tree.find(event.tip) if event.tip is not None else None
+        if found is not None:
+            tip = (found[0], found[1] + 1)
+            if depth(tip) in (blocks, None):
+                return tip
+        keys = keys_view(event.keys)
+        if not len(keys) or event.base_blocks + len(keys) != blocks or event.tip not in (None, keys[-1]):
+            return None
+        base = event.base
+        if event.base_blocks and base is None and branch.claim is not None:
+            base = key_from_end(branch.claim.tip, branch.blocks - event.base_blocks)
+        if event.base_blocks and base is None:
+            return None
+        pieces = self._references.tree.insert(base, keys).pieces
+        if sum(last - first for _, first, last in pieces) != len(keys):
+            return None
+        run, _, last = pieces[-1]
+        return run, last
+
+
+def _older(event: BranchEvent, branch: Branch) -> bool:
+    return event.version is not None and event.version < branch.version

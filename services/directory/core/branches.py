@@ -1,0 +1,159 @@
+"""All branches: who they are, when they were last heard of, and which of them end."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+
+from schemas.branch import BranchKind, BranchState
+from services.directory.core.branch import Branch, BranchKey
+from services.directory.core.references import References
+from services.directory.core.run import Keys, Tip
+
+
+class Branches:
+    """Active branches in order of their last activity, and the others, of which `inactive_kept` are remembered so that
+    late events of them are known for what they are. An active branch silent for `lease_s` is demoted: it claims
+    nothing until its next request."""
+
+    def __init__(self, references: References, lease_s: float, inactive_kept: int) -> None:
+        self._references = references
+        self._lease_s = lease_s
+        self._inactive_kept = inactive_kept
+        self._active: OrderedDict[BranchKey, Branch] = OrderedDict()
+        self._inactive: OrderedDict[BranchKey, Branch] = OrderedDict()
+        self._children: dict[BranchKey, dict[BranchKey, None]] = {}
+        self._anchors: dict[int, Branch] = {}
+
+    def __len__(self) -> int:
+        return len(self._active) + len(self._inactive)
+
+    @property
+    def active(self) -> int:
+        return len(self._active)
+
+    def get(self, key: BranchKey) -> Branch | None:
+        return self._active.get(key) or self._inactive.get(key)
+
+    def newest_first(self) -> Iterator[Branch]:
+        yield from reversed(self._active.values())
+        yield from reversed(self._inactive.values())
+
+    def open(self, key: BranchKey, now: float) -> Branch:
+        """A new branch; `key` must be unknown."""
+        branch = self._active[key] = Branch(key, now)
+        return branch
+
+    def adopt(self, branch: Branch, parent: BranchKey | None, kind: BranchKind | None) -> None:
+        """Note where a branch comes from; the first word on it counts, and nobody is its own parent."""
+        if kind is not None and branch.kind is BranchKind.MAIN:
+            branch.kind = kind
+        if parent is not None and branch.parent is None and parent != branch.key:
+            branch.parent = parent
+            self._children.setdefault(parent, {})[branch.key] = None
+
+    def touch(self, branch: Branch, now: float) -> None:
+        """Any sign of life renews the lease of an active branch."""
+        if branch.active:
+            branch.seen = now
+            self._active.move_to_end(branch.key)
+
+    def revive(self, branch: Branch, now: float) -> None:
+        """A request was answered: the branch is active, whatever it was."""
+        branch.seen = now
+        branch.state = BranchState.ACTIVE
+        self._inactive.pop(branch.key, None)
+        self._active[branch.key] = branch
+        self._active.move_to_end(branch.key)
+
+    def end(self, branch: Branch, cascade: bool) -> None:
+        """The branch ends, and with `cascade` all that descends from it."""
+        waiting, seen = [branch.key], {branch.key}
+        while waiting:
+            current = self.get(waiting.pop())
+            if current is None:
+                continue
+            self._retire(current, BranchState.ENDED)
+            if cascade:
+                below = [key for key in self._children.get(current.key, ()) if key not in seen]
+                seen.update(below)
+                waiting += below
+
+    def demote(self, now: float) -> Branch | None:
+        """Demote the longest silent branch if its lease is over, and return it. An inferred branch that was left by
+        one other and never used again was compacted: the other continues it."""
+        branch = next(iter(self._active.values()), None)
+        if branch is None or now - branch.seen < self._lease_s:
+            return None
+        self._retire(branch, BranchState.IDLE)
+        heirs = [heir for key in self._children.get(branch.key, ()) if (heir := self._active.get(key)) is not None]
+        if branch.inferred and len(heirs) == 1 and heirs[0].inferred and heirs[0].kind is BranchKind.FORK:
+            heirs[0].kind = branch.kind
+            heirs[0].version = branch.version + 1
+        return branch
+
+    def anchor(self, branch: Branch) -> None:
+        """Make an inferred branch findable by what its next prompt must contain."""
+        if branch.inferred and branch.anchor is not None:
+            self._anchors[branch.anchor.key] = branch
+
+    def unanchor(self, branch: Branch) -> None:
+        """To be called before the anchor of a branch changes."""
+        if branch.anchor is not None and self._anchors.get(branch.anchor.key) is branch:
+            del self._anchors[branch.anchor.key]
+
+    def extended_by(self, tenant: str, keys: Keys, known: int) -> Branch | None:
+        """The inferred branch that a prompt without a branch id extends furthest, by its first `known` keys."""
+        for number in range(known - 1, -1, -1):
+            branch = self._anchors.get(keys[number])
+            if branch is not None and branch.key[0] == tenant:
+                return branch
+        return None
+
+    def left_by(self, tenant: str, tips: list[Tip], known: int) -> Branch | None:
+        """The inferred branch whose path a prompt leaves after at least half of that branch's last prompt."""
+        for branch in tips[-1][0].tips if tips else ():
+            ours = branch.inferred and branch.key[0] == tenant
+            if ours and branch.anchor is not None and 2 * known >= branch.anchor.blocks:
+                return branch
+        return None
+
+    def restore(self, branch: Branch) -> None:
+        """Take in a branch out of a checkpoint, in order of last activity."""
+        (self._active if branch.active else self._inactive)[branch.key] = branch
+        if branch.parent is not None:
+            self._children.setdefault(branch.parent, {})[branch.key] = None
+        if branch.state is not BranchState.ENDED:
+            self.anchor(branch)
+
+    def _retire(self, branch: Branch, state: BranchState) -> None:
+        self._references.claim(branch, None, branch.blocks)
+        if state is BranchState.ENDED:
+            self.unanchor(branch)
+            branch.departed = []
+        branch.state = state
+        self._active.pop(branch.key, None)
+        self._inactive[branch.key] = branch
+        self._inactive.move_to_end(branch.key)
+        while len(self._inactive) > self._inactive_kept:
+            _, oldest = self._inactive.popitem(last=False)
+            self.unanchor(oldest)
+            if oldest.parent is not None:
+                siblings = self._children[oldest.parent]
+                del siblings[oldest.key]
+                if not siblings:
+                    del self._children[oldest.parent]
+
+    def check(self) -> None:
+        for key, branch in self._active.items():
+            assert branch.key == key
+            assert branch.active
+        for key, branch in self._inactive.items():
+            assert branch.key == key
+            assert not branch.active
+            assert branch.claim is None
+        assert not self._active.keys() & self._inactive.keys()
+        seen = [branch.seen for branch in self._active.values()]
+        assert seen == sorted(seen), "active branches are not in order of their last activity"
+        known = {branch.key for branch in self.newest_first()}
+        assert {key for group in self._children.values() for key in group} <= known

@@ -1,0 +1,93 @@
+"""Copies that come, leave and move between tiers, brought to everything that depends on them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from schemas.kv import ChangeType, LocationChange, Tier
+from services.directory.core.announcements import Announcements
+from services.directory.core.counters import Counters
+from services.directory.core.prefix_tree import PrefixTree
+from services.directory.core.reachability import Reachability
+from services.directory.core.references import References
+from services.directory.core.run import Holding, Run, keys_view
+
+Holdings = dict[Tier, Holding]
+
+
+class Copies:
+    """Applies location changes to the holdings of one node. A holding that dies is out of sight at once; `sweep` then
+    takes it out of its runs, one a step."""
+
+    def __init__(
+        self,
+        tree: PrefixTree,
+        references: References,
+        reachability: Reachability,
+        announcements: Announcements,
+        counters: Counters,
+    ) -> None:
+        self._tree = tree
+        self._references = references
+        self._reachability = reachability
+        self._announcements = announcements
+        self._counters = counters
+
+    def change(self, change: LocationChange, holdings: Holdings) -> Run | None:
+        """Blocks came, left or moved; the orphan that this made or met because their parent is unknown, if any."""
+        keys = keys_view(change.hashes)
+        if not len(keys):
+            return None
+        if change.type is ChangeType.REMOVED:
+            pieces, unknown = self._tree.locate(keys)
+            self._counters.unknown_removed_blocks += unknown
+            for piece in pieces:
+                self._drop(holdings[change.tier], *piece)
+            return None
+        inserted = self._tree.insert(change.parent, keys)
+        for piece in inserted.pieces:
+            self._hold(holdings[change.tier], *piece)
+        if change.origin is not None and change.origin is not change.tier:
+            for piece in inserted.pieces:
+                self._drop(holdings[change.origin], *piece)
+        return inserted.orphan
+
+    def sweep(self, holding: Holding) -> Iterator[None]:
+        """Take a dead holding out of its runs."""
+        while holding.runs:
+            run = holding.runs.pop()
+            del run.held[holding]
+            self._reachability.recheck(run)
+            self._tree.settle(run)
+            yield
+
+    def reach(self, holding: Holding) -> Iterator[None]:
+        """A holding became live: what it covers is reachable now."""
+        for run in list(holding.runs):
+            self._reachability.recheck(run)
+            yield
+
+    def retell(self, holding: Holding) -> Iterator[None]:
+        """Say the state of all copies in L2 again, run by run; what changes meanwhile is said in order."""
+        for run in list(holding.runs):
+            if holding.live and run in holding.runs:
+                self._announcements.retell(holding, run)
+            yield
+
+    def _hold(self, holding: Holding, run: Run, first: int, last: int) -> None:
+        new = self._tree.hold(holding, run, first, last)
+        if new:
+            if holding.live:
+                self._reachability.grown(holding, run, new)
+            if run.kept:
+                self._references.copied(holding.node, run, new)
+            if holding.tier is Tier.L2:
+                self._announcements.came(holding, run, new)
+
+    def _drop(self, holding: Holding, run: Run, first: int, last: int) -> None:
+        gone = self._tree.drop(holding, run, first, last)
+        if gone:
+            if holding.tier is Tier.L2:
+                self._announcements.left(holding, run, gone)
+            if holding.live:
+                self._reachability.shrunk(run, gone)

@@ -1,0 +1,100 @@
+"""Answers to match queries: placement of the prefix, lineage of the request, and who else computes the same."""
+
+from __future__ import annotations
+
+from schemas.branch import BranchKind
+from schemas.directory import MatchQuery, MatchReply, NodeMatch, Piece
+from services.directory.core import lineage
+from services.directory.core.branch import Branch
+from services.directory.core.branches import Branches
+from services.directory.core.lineage import Judgement, Lineage
+from services.directory.core.match import shared, supply
+from services.directory.core.pending import PendingPrefixes
+from services.directory.core.prefix_tree import PrefixTree
+from services.directory.core.run import Keys, Tip, keys_view
+
+
+class Matching:
+    """Changes no count: a match only registers the request as pending and renews the lease of its branch."""
+
+    def __init__(self, tree: PrefixTree, branches: Branches, pending: PendingPrefixes) -> None:
+        self._tree = tree
+        self._branches = branches
+        self._pending = pending
+
+    def match(self, query: MatchQuery, shares: dict[str, float], blind: bool, now: float) -> MatchReply:
+        """The answer to one query; an empty one to a release or a word on where the request was placed."""
+        if query.release:
+            self._pending.release(query.request)
+            return MatchReply(blocks=0, blind=blind)
+        if query.placed_node is not None:
+            pending = self._pending.get(query.request)
+            if pending is not None:
+                pending.node = query.placed_node
+            return MatchReply(blocks=0, blind=blind)
+        keys = keys_view(query.hashes)
+        tips = self._tree.walk(keys)
+        self._tree.touch(tips)
+        known = sum(same for _, same in tips)
+        device, host, covers = supply(tips)
+        ahead = self._pending.ahead(known, keys, query.request)
+        branch, parent, inferred, judgement = self._lineage(query, keys, tips, known)
+        opens = judgement.lineage is Lineage.OPENS
+        self._pending.add(query.request, known, keys, opens, now)
+        if branch is not None:
+            self._branches.touch(branch, now)
+        claim = branch.claim if branch is not None else None
+        return MatchReply(
+            blocks=covers[-1].last if covers else 0,
+            known_blocks=known,
+            branch_blocks=shared(tips, claim.tip) if claim is not None else 0,
+            pieces=[Piece(first=cover.first, last=cover.last, nodes=cover.nodes) for cover in covers],
+            nodes=[
+                NodeMatch(node=node, l1_blocks=device.get(node, 0), l2_blocks=host.get(node, 0))
+                for node in host.keys() | device.keys()
+            ],
+            pending_blocks=ahead[0] if ahead is not None else 0,
+            pending_node=ahead[1].node if ahead is not None else None,
+            pending_request=ahead[1].request if ahead is not None else None,
+            referenced_share=shares,
+            branch=branch.key[1] if branch is not None else query.branch or f"i-{query.request}",
+            version=judgement.version,
+            parent=parent,
+            inferred=inferred,
+            lineage=judgement.lineage,
+            last_prefill_node=branch.prefill if branch is not None else None,
+            last_decode_node=branch.decode if branch is not None else None,
+            blind=blind,
+        )
+
+    def _lineage(
+        self, query: MatchQuery, keys: Keys, tips: list[Tip], known: int
+    ) -> tuple[Branch | None, str | None, bool, Judgement]:
+        """The branch if it is known, its parent, whether it was inferred, and what the request is to it."""
+        branch = self._branches.get((query.tenant, query.branch)) if query.branch is not None else None
+        if query.branch is None:
+            branch = self._branches.extended_by(query.tenant, keys, known)
+            if branch is None:
+                left = self._branches.left_by(query.tenant, tips, known)
+                kind = Lineage.OPENS if left is None else Lineage.FORK
+                return None, left.key[1] if left is not None else None, True, Judgement(kind, 0)
+        if branch is None:
+            return None, query.parent, False, Judgement(self._opening(query, keys), query.version or 0)
+
+        parent = branch.parent[1] if branch.parent is not None else query.parent
+        return branch, parent, branch.inferred, lineage.judge(branch, query.version, len(keys), _reader(keys))
+
+    def _opening(self, query: MatchQuery, keys: Keys) -> Lineage:
+        """What the first request of an unknown branch is: as it says; with a parent and no word on the kind, a fork
+        if it extends the parent's context."""
+        if query.kind is not None or query.parent is None:
+            return lineage.opening(query.kind or BranchKind.MAIN)
+        parent = self._branches.get((query.tenant, query.parent))
+        if parent is None or parent.anchor is None:
+            return Lineage.SUBAGENT
+        extends = lineage.extends(parent.anchor, len(keys), _reader(keys))
+        return Lineage.FORK if extends else Lineage.SUBAGENT
+
+
+def _reader(keys: Keys) -> lineage.KeyAt:
+    return lambda number: keys[number] if number < len(keys) else None

@@ -1,0 +1,282 @@
+"""The prefix tree of all known contexts: runs of packed keys, where they lie, and which of them may be forgotten."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from services.directory.core import spans as sets
+from services.directory.core.key_index import KeyIndex
+from services.directory.core.run import Holding, Keys, Run, Tip, path
+from services.directory.core.spans import Spans
+
+Piece = tuple[Run, int, int]
+"""Offsets [first, last) of a run."""
+
+
+class Inserted(NamedTuple):
+    """Where the keys stand, in order; fewer than were given after a conflict. `orphan` when their parent is unknown."""
+
+    pieces: list[Piece]
+    orphan: Run | None = None
+
+
+class PrefixTree:
+    """Keys are chained, so a key names a block and everything before it; each stands in one run only.
+
+    A chain whose parent key is unknown is kept as an orphan, out of reach of a match, and is attached as soon as that
+    key is known: nodes report in any order. Each of `on_attach` is called with every orphan that found its parent.
+    Blocks that nothing holds, claims or hangs from are idle: remembered until `forget` drops the longest unused.
+    """
+
+    def __init__(self) -> None:
+        self.root = Run(0, None, 0, memoryview(b"").cast("Q"))
+        self.runs: list[Run | None] = [None]
+        self.orphans: dict[int, dict[int, Run]] = {}
+        self.blocks = 0
+        self.idle_blocks = 0
+        self.conflicts = 0
+        self.on_attach: list[Callable[[Run], None]] = []
+        self._idle: OrderedDict[Run, None] = OrderedDict()
+        self._free: list[int] = []
+        self._index = KeyIndex(self.runs)
+
+    def find(self, key: int) -> tuple[Run, int] | None:
+        """The run that holds `key` and its offset there."""
+        run = self._index.find(key)
+        offset = run.index_of(key) if run is not None else None
+        return None if run is None or offset is None else (run, offset)
+
+    def walk(self, keys: Keys) -> list[Tip]:
+        """The runs from the root down along `keys`, each with how many of its blocks are the same."""
+        found: list[Tip] = []
+        done, total = 0, len(keys)
+        run = self.root.children.get(keys[0]) if total else None
+        while run is not None:
+            same = run.common(0, keys, done)
+            found.append((run, same))
+            done += same
+            if done == total:
+                break
+            run = run.children.get(keys[done])
+            if run is not None and run.offset != same:
+                break
+        return found
+
+    def insert(self, parent: int | None, keys: Keys) -> Inserted:
+        """Make the chain `keys` known after block `parent` (None: at the start of a context)."""
+        orphan = None
+        place = (self.root, -1) if parent is None else self.find(parent)
+        if parent is not None and place is None:
+            orphan = self._orphan(parent, keys)
+            place = None if orphan is None else (orphan, -1)
+        if place is None:
+            return Inserted([])
+        run, position = place[0], place[1] + 1
+        pieces: list[Piece] = []
+        done = 0
+        while done < len(keys):
+            same = run.common(position, keys, done)
+            if same:
+                pieces.append((run, position, position + same))
+                done, position = done + same, position + same
+                continue
+            child = run.children.get(keys[done])
+            if child is not None and child.offset == position:
+                run, position = child, 0
+                continue
+            if child is not None or self._index.find(keys[done]) is not None:
+                self.conflicts += 1
+                break
+            run, position = self._grow(run, position, keys[done : self._up_to_orphan(keys, done)])
+        return Inserted(pieces, orphan)
+
+    def locate(self, keys: Keys) -> tuple[list[Piece], int]:
+        """Where these keys stand, and how many of them are unknown."""
+        pieces: list[Piece] = []
+        done = unknown = 0
+        while done < len(keys):
+            place = self.find(keys[done])
+            if place is None:
+                unknown, done = unknown + 1, done + 1
+                continue
+            run, position = place
+            while same := run.common(position, keys, done):
+                pieces.append((run, position, position + same))
+                done, position = done + same, position + same
+                child = run.children.get(keys[done]) if done < len(keys) else None
+                if child is None or child.offset != position:
+                    break
+                run, position = child, 0
+        return pieces, unknown
+
+    def hold(self, holding: Holding, run: Run, first: int, last: int) -> Spans:
+        """`holding` has these blocks now; those it did not have before."""
+        held = run.held.get(holding)
+        if held is None:
+            held = run.held[holding] = []
+            holding.runs.add(run)
+        new = sets.add(held, first, last)
+        holding.blocks += sets.size(new)
+        self.settle(run)
+        return new
+
+    def drop(self, holding: Holding, run: Run, first: int, last: int) -> Spans:
+        """`holding` lost these blocks; those it did have."""
+        held = run.held.get(holding)
+        if held is None:
+            return []
+        gone = sets.remove(held, first, last)
+        holding.blocks -= sets.size(gone)
+        if not held:
+            del run.held[holding]
+            holding.runs.discard(run)
+        self.settle(run)
+        return gone
+
+    def settle(self, run: Run) -> None:
+        """Book how many blocks at the end of `run` are idle; to be called after anything on it came or went."""
+        idle = len(run.keys) - run.needed()
+        if idle == run.idle or run is self.root:
+            return
+        self.idle_blocks += idle - run.idle
+        run.idle = idle
+        if idle:
+            self._idle[run] = None
+        else:
+            self._idle.pop(run, None)
+
+    def touch(self, tips: list[Tip]) -> None:
+        """These runs were asked for: forget them last."""
+        for run, _ in tips:
+            if run.idle:
+                self._idle.move_to_end(run)
+
+    def forget(self, keep_blocks: int) -> bool:
+        """Forget the idle blocks of one run if more than `keep_blocks` are remembered; whether there is more to do."""
+        if self.idle_blocks <= keep_blocks:
+            return False
+        run, _ = self._idle.popitem(last=False)
+        kept, first_key = len(run.keys) - run.idle, run.keys[0]
+        self._index.put(run.keys[kept:].tolist(), None)
+        del run.keys[kept:]
+        self.blocks -= run.idle
+        self.idle_blocks -= run.idle
+        run.idle = 0
+        if not kept:
+            self._unlink(run, first_key)
+        return self.idle_blocks > keep_blocks
+
+    def known(self) -> Iterator[Run]:
+        """All runs, parents first."""
+        waiting = [*self.root.children.values(), *(run for group in self.orphans.values() for run in group.values())]
+        while waiting:
+            run = waiting.pop()
+            yield run
+            waiting += run.children.values()
+
+    def _orphan(self, parent: int, keys: Keys) -> Run | None:
+        group = self.orphans.get(parent, {})
+        if keys[0] in group:
+            return group[keys[0]]
+        if self._index.find(keys[0]) is not None:
+            self.conflicts += 1
+            return None
+        run = self._new(None, 0, keys[: self._up_to_orphan(keys, 0)])
+        run.orphan_of = parent
+        self.orphans.setdefault(parent, {})[keys[0]] = run
+        self._attach(run)
+        return run
+
+    def _grow(self, run: Run, position: int, keys: Keys) -> tuple[Run, int]:
+        """Add new keys after offset position-1 of `run`: at its end, or as a run of their own below it."""
+        if run is not self.root and position == len(run.keys):
+            run.keys.frombytes(keys)
+            self._book(run, keys)
+        else:
+            parent, offset = run, position
+            run, position = self._new(parent, offset, keys), 0
+            parent.children[keys[0]] = run
+            parent.forks.add(offset)
+            self.settle(parent)
+        self._attach(run)
+        return run, position
+
+    def _new(self, parent: Run | None, offset: int, keys: Keys) -> Run:
+        ident = self._free.pop() if self._free else len(self.runs)
+        run = Run(ident, parent, offset, keys)
+        if ident == len(self.runs):
+            self.runs.append(run)
+        else:
+            self.runs[ident] = run
+        self._book(run, keys)
+        return run
+
+    def _book(self, run: Run, keys: Keys) -> None:
+        self.blocks += len(keys)
+        self._index.put(keys.tolist(), run)
+        self.settle(run)
+
+    def _up_to_orphan(self, keys: Keys, done: int) -> int:
+        """The end of the new keys that may stand in one run: behind a key that an orphan waits for, it follows."""
+        if self.orphans:
+            for at in range(done, len(keys)):
+                if keys[at] in self.orphans:
+                    return at + 1
+        return len(keys)
+
+    def _attach(self, run: Run) -> None:
+        """Attach what waits for the last key of `run`. An orphan above `run` stays one: real chains have no cycles."""
+        offset = len(run.keys)
+        group = self.orphans.get(run.keys[-1], {})
+        above = [ancestor for ancestor, _ in path((run, offset))]
+        for first_key, orphan in list(group.items()):
+            if orphan in above:
+                self.conflicts += 1
+                continue
+            del group[first_key]
+            orphan.orphan_of, orphan.parent, orphan.offset = None, run, offset
+            run.children[first_key] = orphan
+            run.forks.add(offset)
+            self.settle(run)
+            for told in self.on_attach:
+                told(orphan)
+        if not group:
+            self.orphans.pop(run.keys[-1], None)
+
+    def _unlink(self, run: Run, first_key: int) -> None:
+        if run.orphan_of is not None:
+            group = self.orphans[run.orphan_of]
+            del group[first_key]
+            if not group:
+                del self.orphans[run.orphan_of]
+        elif run.parent is not None:
+            del run.parent.children[first_key]
+            run.parent.forks.remove(run.offset)
+            self.settle(run.parent)
+        self.runs[run.ident] = None
+        self._free.append(run.ident)
+
+    def check(self) -> None:
+        """Assert that structure, index and bookkeeping agree."""
+        self._index.check()
+        blocks = idle = 0
+        for run in self.known():
+            assert self.runs[run.ident] is run
+            assert run.keys, f"run {run.ident} is empty"
+            assert (run.orphan_of is None) == (run.parent is not None)
+            blocks, idle = blocks + len(run.keys), idle + run.idle
+            assert run.idle == len(run.keys) - run.needed() >= 0, (run.ident, run.idle)
+            assert bool(run.idle) == (run in self._idle)
+            assert all(self.find(key) == (run, offset) for offset, key in enumerate(run.keys))
+            offsets = sorted(child.offset for child in run.children.values())
+            assert offsets == sorted(end for end, times in run.forks.counts.items() for _ in range(times))
+            assert all(child.parent is run and child.keys[0] == key for key, child in run.children.items())
+            for holding, held in run.held.items():
+                sets.check(held)
+                assert held
+                assert held[-1] <= len(run.keys)
+                assert run in holding.runs
+        assert (blocks, idle) == (self.blocks, self.idle_blocks)
+        assert sum(run is not None for run in self.runs) == sum(1 for _ in self.known())
