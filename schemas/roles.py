@@ -21,11 +21,16 @@ class Role(StrEnum):
 
 
 class Grant(NamedTuple):
-    """Subjects (with wildcards) a client may publish and subscribe to; `responds`: it may answer requests it got."""
+    """Subjects (with wildcards) a client may publish and subscribe to; `responds`: it may answer requests it got.
+
+    `unheard` is never delivered, whatever it subscribed to: the broker takes the `>` of a subscription for a token, so
+    that `_INBOX.*` alone would let `_INBOX.>` through.
+    """
 
     publish: list[str]
     subscribe: list[str]
     responds: bool
+    unheard: list[str] = []
 
 
 def inbox(role: Role) -> str:
@@ -50,7 +55,7 @@ def stream_use(stream: Stream) -> list[str]:
 def grant(role: Role, subjects: Subjects, name: str = Subjects.ANY) -> Grant:
     """What a client of `role` named `name` may do; the default name stands for any."""
     if role is Role.ANONYMOUS:
-        return Grant([subjects.branch_events()], ["_INBOX.*", "_INBOX.*.*"], responds=False)
+        return Grant([subjects.branch_events()], ["_INBOX.*", "_INBOX.*.*"], responds=False, unheard=["_INBOX.*.*.>"])
     publish, subscribe, streams = _OF_ROLE[role](subjects, name)
     if streams:
         publish += ["$JS.API.STREAM.NAMES", *(use for stream in streams for use in stream_use(stream))]

@@ -96,7 +96,7 @@ class BrokerConfig:
 def _permissions(granted: Grant) -> dict[str, Any]:
     permissions: dict[str, Any] = {
         "publish": {"allow": granted.publish},
-        "subscribe": {"allow": granted.subscribe},
+        "subscribe": {"allow": granted.subscribe, "deny": granted.unheard},
     }
     if granted.responds:
         permissions["allow_responses"] = {"max": 1, "expires": _RESPONSE_EXPIRES}

@@ -3,7 +3,7 @@
 import asyncio
 import random
 import ssl
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,12 +56,12 @@ class Connection:
         self.restored = asyncio.Event()
         self.failure: Exception | None = None
         self.failure_callbacks: list[Callable[[Exception], None]] = []
-        self.on_restored: Callable[[], Awaitable[None]] | None = None
+        self.on_restored: Callable[[], Coroutine[Any, Any, None]] | None = None
         self._log, self._limited = log, RateLimitedLog(log, self.clock)
         self._closing = False
         self._away: asyncio.TimerHandle | None = None
         self._refused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._tasks: set[asyncio.Future[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._inboxes = 0
         self._replies: NatsSubscription | None = None
 
@@ -137,6 +137,19 @@ class Connection:
         except TimeoutError:
             raise BusUnavailable(f"the broker has been away for {timeout_s:g} s") from None
 
+    async def confirm(self) -> None:
+        """Wait until the broker has taken what was sent so far; at most 2 s, and not at all while it is away."""
+        if self.connected:
+            await asyncio.wait([self.start(self._round_trip(), "confirm")], timeout=_FLUSH_S)
+
+    async def _round_trip(self) -> None:
+        # nats-py breaks its reader when an answer comes after the flush was given up: leave it the time in which the
+        # pings declare the connection dead.
+        try:
+            await self.client.flush(timeout=round(_FLUSH_S + 3 * self.options.ping_s) + 1)
+        except (nats.errors.Error, OSError) as error:
+            self._limited.warning("broker_silent", error=str(error))
+
     def failed(self, error: Exception) -> None:
         """A handler raised, or the connection ended for good: tell the owner."""
         self.failure = self.failure or error
@@ -144,13 +157,14 @@ class Connection:
         for callback in self.failure_callbacks:
             callback(error)
 
-    def start(self, work: Awaitable[None], name: str) -> None:
+    def start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """Run something of ours beside the callbacks of nats-py, which must return at once."""
-        task = asyncio.ensure_future(work)
+        task = asyncio.get_running_loop().create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
+        return task
 
-    def _ended(self, task: asyncio.Future[None]) -> None:
+    def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if isinstance(error, Exception):
@@ -168,6 +182,7 @@ class Connection:
         elif _AUTHORIZATION in str(error).lower():
             if not self._refused.done():
                 self._refused.set_result(None)
+            self.refusals.key_refused = True
             self._limited.warning("broker_refuses_us", error=str(error))
         else:
             self._limited.warning("broker_error", kind=type(error).__name__, error=str(error) or type(error).__name__)
@@ -221,11 +236,7 @@ class Connection:
                     self._log.warning("drain_timed_out", subject=interest.subject, timeout_s=timeout_s)
                     task.cancel()
                 await interest.unsubscribe()
-        if self.connected:
-            try:
-                await self.client.flush(timeout=_FLUSH_S)  # type: ignore[arg-type]
-            except (nats.errors.Error, OSError) as error:
-                self._log.warning("drain_unsent", error=str(error))
+        await self.confirm()
         await self.close()
 
     async def close(self) -> None:
@@ -235,9 +246,12 @@ class Connection:
             self._away.cancel()
         for interest in list(self.interests):
             await interest.unsubscribe()
+        self.inbox.fail(BusUnavailable("the connection to the broker is closed"))
+        await self._close_client()
         for task in list(self._tasks):
             task.cancel()
-        self.inbox.fail(BusUnavailable("the connection to the broker is closed"))
+
+    async def _close_client(self) -> None:
         if self.client.is_closed:
             return
         unsent = self.client.pending_data_size

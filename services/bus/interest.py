@@ -63,12 +63,13 @@ class Interest:
         return self._mailbox.dropped if self._mailbox is not None else 0
 
     async def open(self) -> None:
-        """Ask the broker for it (when it is away: at the next reconnect)."""
+        """Ask the broker for it and wait until it is in force (when the broker is away: from the reconnect on)."""
         # The queue of nats-py hands over to ours at once; only ours may drop.
         self._subscription = await self._connection.client.subscribe(
             self.pattern, self.queue, cb=self._receive, pending_msgs_limit=_UNLIMITED, pending_bytes_limit=_UNLIMITED
         )
         self._connection.interests.append(self)
+        await self._connection.confirm()
 
     async def reopen(self) -> None:
         """Ask again for what the broker refused or took away."""

@@ -88,7 +88,7 @@ class NatsBus:
         return self._connection.failure
 
     def refusals(self) -> list[str]:
-        return [str(refusal) for refusal in self._connection.refusals.current()]
+        return self._connection.refusals.current()
 
     async def publish(self, subject: str, data: bytes, headers: Mapping[str, str] | None = None) -> None:
         self._check_size(subject, data, headers)

@@ -34,6 +34,7 @@ class Refusals:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._seen: dict[Refusal, float] = {}
+        self.key_refused = False
 
     def add(self, refusal: Refusal) -> None:
         self._seen[refusal] = self._clock.now()
@@ -47,7 +48,10 @@ class Refusals:
     def clear(self) -> None:
         """A new connection: everything is tried again."""
         self._seen.clear()
+        self.key_refused = False
 
-    def current(self) -> list[Refusal]:
+    def current(self) -> list[str]:
+        """Each refusal in force, in words."""
         oldest = self._clock.now() - PUBLISH_REFUSAL_S
-        return [r for r, seen in self._seen.items() if r.action == "subscription" or seen >= oldest]
+        key = ["the broker does not accept our key"] if self.key_refused else []
+        return key + [str(r) for r, seen in self._seen.items() if r.action == "subscription" or seen >= oldest]

@@ -157,7 +157,7 @@ class Bus(Protocol):
         limit: int = 65_536,
         on_dropped: Callable[[int], None] | None = None,
     ) -> Subscription:
-        """Call `handler` for each message, one at a time and in order.
+        """Call `handler` for each message, one at a time and in order; in force when this returns.
 
         With `limit` messages waiting (the running one counts) further ones are dropped and counted; `on_dropped` is
         then called with their number, before the next message is handled.
