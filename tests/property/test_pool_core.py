@@ -29,8 +29,15 @@ def _contexts() -> list[list[bytes]]:
     return [[_digest(name) for name in context] for context in names]
 
 
+def _true_parents(change: LocationChange) -> bool:
+    """Whether each key of a run really extends the one before it."""
+    keys = keys_of(change.hashes).tolist()
+    return all(KEY_PARENTS[key] == before for key, before in zip(keys, [change.parent, *keys], strict=False))
+
+
 CONTEXTS = _contexts()
 PARENTS = {digest: (context[i - 1] if i else b"") for context in CONTEXTS for i, digest in enumerate(context)}
+KEY_PARENTS = {short_key(digest): short_key(parent) if parent else None for digest, parent in PARENTS.items()}
 DIGESTS = sorted(PARENTS)
 contexts = st.sampled_from(CONTEXTS)
 owners = st.integers(1, 3)
@@ -158,6 +165,25 @@ class PoolAgainstModel(RuleBasedStateMachine):
                 before = self.blocks.get(PARENTS[digest])
                 depth = before.depth + 1 if before else first + i
                 self.blocks[digest] = _Block(*given, owner=owner, used_s=self.now, depth=depth)
+
+    @rule(context=contexts, first=st.integers(0, 2), count=st.integers(1, 7), seconds=st.sampled_from([0.0, 0.1]))
+    def write(self, context: list[bytes], first: int, count: int, seconds: float) -> None:
+        self.now += seconds
+        self.allocate(context, first, count, 4)
+        self._commit(4, [digest for digest, block in self.blocks.items() if block.owner == 4])
+
+    def _commit(self, owner: int, digests: list[bytes]) -> None:
+        slots = [(self.blocks[d].slot, self.blocks[d].generation, 7, d[:16]) for d in digests]
+        reply, effects = self.core.commit(CommitRequest(slots=slots), owner, self.now)
+        assert reply.committed == len(digests)
+        self._perform(effects)
+        for digest in digests:
+            self.blocks[digest].owner = None
+            self.blocks[digest].used_s = self.now
+
+    @rule(context=contexts, first=st.integers(0, 2), count=st.integers(1, 7), seconds=st.sampled_from([0.0, 0.1]))
+    def write_too(self, context: list[bytes], first: int, count: int, seconds: float) -> None:
+        self.write(context, first, count, seconds)
 
     @rule(owner=owners, data=st.data())
     def commit(self, owner: int, data: st.DataObject) -> None:
@@ -310,9 +336,11 @@ class PoolAgainstModel(RuleBasedStateMachine):
                 if change.type is ChangeType.CLEARED:
                     self.told[change.tier] = set()
                 elif change.type is ChangeType.STORED:
+                    assert _true_parents(change)
                     assert not keys & self.told[change.tier], "stored twice"
                     self.told[change.tier] |= keys
                 else:
+                    assert _true_parents(change)
                     assert keys <= self.told[change.tier], "removed what was not there"
                     self.told[change.tier] -= keys
         assert self.told[Tier.L1] == set(self.device)
@@ -331,6 +359,7 @@ class PoolAgainstModel(RuleBasedStateMachine):
             assert part.seq == self.seq
             for change in part.changes:
                 keys = keys_of(change.hashes).tolist()
+                assert _true_parents(change)
                 late = {short_key(d) for d in self.blocks if self._readable(d)} - found[Tier.L2]
                 assert change.tier is Tier.L1 or change.parent not in late, "a block before the one it extends"
                 assert not found[change.tier] & set(keys)
@@ -383,5 +412,5 @@ class PoolAgainstModel(RuleBasedStateMachine):
         assert status.pinned_blocks == len({slot for hold in self.holds.values() for slot in hold.slots})
 
 
-PoolAgainstModel.TestCase.settings = settings(max_examples=120, stateful_step_count=50, deadline=None)
+PoolAgainstModel.TestCase.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
 TestPoolAgainstModel = PoolAgainstModel.TestCase
