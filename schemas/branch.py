@@ -44,8 +44,8 @@ class BranchEvent(Message, frozen=True, kw_only=True):
     `keys` holds the packed short keys of blocks [base_blocks, blocks); the first `base_blocks` are those of the
     branch's former context, so that a directory that lost its state can rebuild every claim from the stream. `base` is
     the short key of block base_blocks - 1, so that they are found even if the branch's context has changed meanwhile.
-    `prompt_blocks` (of the prompt alone), `kind`, `parent` and `lineage` are what the request was: `lineage` as the
-    directory's match said, which tells a late event of an ended branch from a request that opens it anew.
+    `prompt_blocks` (of the prompt alone), `kind` and `parent` are what the request was; `lineage` and `life` are copied
+    from the directory's match. `life` tells a late event of an ended branch from a request that opens it anew.
     """
 
     id: Annotated[str, Meta(min_length=1, max_length=128)]
@@ -66,6 +66,7 @@ class BranchEvent(Message, frozen=True, kw_only=True):
     prompt_blocks: Count | None = None
     kind: BranchKind | None = None
     lineage: str = ""
+    life: Count | None = None
     prefill_node: str | None = None
     decode_node: str | None = None
     inferred: bool = False

@@ -57,8 +57,9 @@ class MatchReply(Message, frozen=True, kw_only=True):
     `branch_blocks`: leading blocks that are also those of the branch's current context (base of its context event).
     `known_blocks`: leading blocks whose keys the directory remembers, resident or not (live ideal hit).
     `pending_blocks`: leading blocks that are there when `pending_request`, computing on `pending_node`, has its prompt.
-    `lineage`: what the request is to its branch: extends, opens, fork, subagent, compact, transient. `branch`,
-    `version`, `parent`, `inferred` and `lineage` are to be copied into the request's context event.
+    `lineage`: what the request is to its branch: extends, opens, fork, subagent, compact, transient. `life`: how often
+    the branch had ended when the request arrived. `branch`, `version`, `parent`, `inferred`, `lineage` and `life` are
+    to be copied into the request's context event.
     `referenced_share`: per node the share of blocks in its L2 with a claim.
     """
 
@@ -76,6 +77,7 @@ class MatchReply(Message, frozen=True, kw_only=True):
     parent: str | None = None
     inferred: bool = False
     lineage: str = ""
+    life: Count = 0
     last_prefill_node: str | None = None
     last_decode_node: str | None = None
     blind: bool = False

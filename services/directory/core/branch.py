@@ -30,10 +30,10 @@ class Anchor(NamedTuple):
 class Branch:
     """`fresh`: its next request defines the context, whatever it shares with the last one. `departed`: anchors of
     contexts that did not extend the branch when they came. `kept`: runs on which a prefill claim of the branch lies on
-    another node than its prefill node. `seen`: monotonic seconds of its last activity."""
+    another node than its prefill node. `life`: how often it has ended. `seen`: monotonic seconds of its last activity."""
 
     __slots__ = (
-        "anchor", "blocks", "claim", "decode", "departed", "fresh", "inferred", "kept", "key", "kind",
+        "anchor", "blocks", "claim", "decode", "departed", "fresh", "inferred", "kept", "key", "kind", "life",
         "parent", "prefill", "seen", "state", "version",
     )  # fmt: skip
 
@@ -43,6 +43,7 @@ class Branch:
         self.kind = BranchKind.MAIN
         self.state = BranchState.ACTIVE
         self.version = 0
+        self.life = 0
         self.inferred = False
         self.fresh = True
         self.seen = now

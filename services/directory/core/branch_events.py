@@ -118,13 +118,10 @@ class BranchEvents:
         return branch
 
     def _context(self, key: BranchKey, parent: BranchKey | None, event: BranchEvent, now: float) -> None:
-        pending = self._pending.release(event.request) if event.request is not None else None
+        if event.request is not None:
+            self._pending.release(event.request)
         branch = self._branches.get(key)
-        if branch is not None and branch.state is BranchState.ENDED:
-            if event.lineage != Lineage.OPENS and (pending is None or not pending.opens):
-                self._counters.late_events += 1
-                return
-        elif branch is not None and _older(event, branch):
+        if branch is not None and _of_a_life_that_is_over(event, branch):
             self._counters.late_events += 1
             return
         if branch is None:
@@ -157,6 +154,7 @@ class BranchEvents:
         lineage.accepted(branch, judgement, anchor)
         self._branches.revive(branch, now)
         self._branches.anchor(branch)
+        branch.life = max(branch.life, event.life or 0)
         branch.prefill = event.prefill_node or branch.prefill
         branch.decode = event.decode_node or branch.decode
         claimed = branch.claim
@@ -189,3 +187,10 @@ class BranchEvents:
 
 def _older(event: BranchEvent, branch: Branch) -> bool:
     return event.version is not None and event.version < branch.version
+
+
+def _of_a_life_that_is_over(event: BranchEvent, branch: Branch) -> bool:
+    """Whether the branch ended, or went on to a later version, after this request had arrived."""
+    if branch.state is BranchState.ENDED:
+        return event.life is None or event.life < branch.life
+    return _older(event, branch) or (event.life is not None and event.life < branch.life)

@@ -128,7 +128,8 @@ class Branches:
 
     def _retire(self, branch: Branch, state: BranchState) -> None:
         self._references.claim(branch, None, branch.blocks)
-        if state is BranchState.ENDED:
+        if state is BranchState.ENDED and branch.state is not BranchState.ENDED:
+            branch.life += 1
             self.unanchor(branch)
             branch.departed = []
         branch.state = state

@@ -39,8 +39,7 @@ class Matching:
         device, host, covers = supply(tips)
         ahead = self._pending.ahead(known, keys, query.request)
         branch, parent, inferred, judgement = self._lineage(query, keys, tips, known)
-        opens = judgement.lineage is Lineage.OPENS
-        self._pending.add(query.request, known, keys, opens, now)
+        self._pending.add(query.request, known, keys, now)
         if branch is not None:
             self._branches.touch(branch, now)
         claim = branch.claim if branch is not None else None
@@ -62,6 +61,7 @@ class Matching:
             parent=parent,
             inferred=inferred,
             lineage=judgement.lineage,
+            life=branch.life if branch is not None else 0,
             last_prefill_node=branch.prefill if branch is not None else None,
             last_decode_node=branch.decode if branch is not None else None,
             blind=blind,

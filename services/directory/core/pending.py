@@ -13,18 +13,16 @@ INDEXED_BLOCKS = 4096
 class Pending:
     """One request between its match and its end. `keys` are its blocks from number `start` on, unknown at the match.
 
-    `opens` names a request that arrived after its branch had ended, so that its answer revives the branch.
     `followers`: later requests with some of the same keys.
     """
 
-    __slots__ = ("expires", "followers", "keys", "node", "opens", "request", "start")
+    __slots__ = ("expires", "followers", "keys", "node", "request", "start")
 
-    def __init__(self, request: str, start: int, keys: list[int], expires: float, opens: bool) -> None:
+    def __init__(self, request: str, start: int, keys: list[int], expires: float) -> None:
         self.request = request
         self.start = start
         self.keys = keys
         self.expires = expires
-        self.opens = opens
         self.node: str | None = None
         self.followers: list[Pending] = []
 
@@ -46,10 +44,10 @@ class PendingPrefixes:
     def get(self, request: str) -> Pending | None:
         return self._requests.get(request)
 
-    def add(self, request: str, start: int, keys: Keys, opens: bool, now: float) -> None:
+    def add(self, request: str, start: int, keys: Keys, now: float) -> None:
         """Register a prompt whose blocks from `start` on are unknown; asked again, it keeps its node."""
         former = self.release(request)
-        pending = Pending(request, start, keys[start : start + INDEXED_BLOCKS].tolist(), now + self._lease_s, opens)
+        pending = Pending(request, start, keys[start : start + INDEXED_BLOCKS].tolist(), now + self._lease_s)
         pending.node = former.node if former is not None else None
         self._requests[request] = pending
         self._index(pending)
