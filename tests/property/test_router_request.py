@@ -214,12 +214,21 @@ class RouterAndEngines(RuleBasedStateMachine):
             single = held.limit == 1
             engine.end(key, Finish.LENGTH if single else Finish.HANDED_OFF)
             self.send(engine, key)
+            if single:
+                self.abort(peer, key)
         elif held.state is RequestState.DECODING:
             held.tokens = [*held.tokens, next_token(held.prompt + held.tokens)]
             seq = len(held.tokens) - 1 if len(held.tokens) > 2 else 0
             if len(held.tokens) >= held.limit:
                 engine.end(key, Finish.LENGTH)
             self.send(engine, key, seq)
+
+    def abort(self, peer: Engine, key: Key) -> None:
+        """The prefill engine tells the decode engine that nothing will come."""
+        held = (key[0], key[1], Phase.DECODE)
+        if held in peer.legs:
+            peer.end(held, Finish.CANCELLED)
+            self.send(peer, held, len(peer.over[held].tokens))
 
     def legs(self) -> list[tuple[Engine, Key]]:
         return [(engine, key) for engine in self.engines.values() if engine.alive for key in engine.legs]
@@ -255,8 +264,11 @@ class RouterAndEngines(RuleBasedStateMachine):
     def break_leg(self, data: st.DataObject, finish: Finish) -> None:
         engine, key = data.draw(st.sampled_from(self.legs()))
         if finish is not Finish.REQUEUED or engine.legs[key].state is RequestState.QUEUED:
+            peer = self.engines[engine.legs[key].peer]
             engine.end(key, finish)
             self.send(engine, key, len(engine.over[key].tokens))
+            if key[2] is Phase.PREFILL:
+                self.abort(peer, key)
 
     @rule(name=st.sampled_from(NAMES))
     def kill(self, name: str) -> None:

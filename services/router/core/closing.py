@@ -28,18 +28,24 @@ def stored_context(request: "Request", branch: str) -> StoreContext:
     context = request.spec.context.extended(request.answer.tokens[:-1])
     blocks = len(context.digests)
     base = min(request.match.branch_blocks, blocks)
+    identity, match, places = request.spec.identity, request.match, request.places
     return StoreContext(
         request=request.id,
-        tenant=request.spec.identity.tenant,
+        tenant=identity.tenant,
         branch=branch,
         version=request.branch[1],
-        inferred=request.spec.identity.branch is None,
+        parent=match.parent or identity.parent,
+        kind=identity.kind,
+        lineage=match.lineage,
+        inferred=match.inferred,
         tip=context.key(blocks - 1) if blocks else None,
         blocks=blocks,
         base_blocks=base,
+        base=context.key(base - 1) if base else None,
         keys=context.keys(base),
-        prefill_node=request.places.prefill.node,
-        decode_node=request.places.decode_node,
+        prompt_blocks=len(request.spec.context.digests),
+        prefill_node=places.prefill.node,
+        decode_node=places.decode_node,
     )
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from schemas.branch import BranchKind
 from schemas.phase import Phase
 from schemas.serve import FetchSource, Sampling
 from services.router.core.context import Context
@@ -117,17 +118,25 @@ class EmitTokens:
 
 @dataclass(frozen=True, slots=True)
 class StoreContext:
-    """Publish the branch's new context: all tokens but the last generated one have KV."""
+    """Publish the branch's new context: all tokens but the last generated one have KV.
+
+    `keys` are those of blocks [base_blocks, blocks), `base` is the key of block base_blocks - 1.
+    """
 
     request: str
     tenant: str
     branch: str
     version: int | None
+    parent: str | None
+    kind: BranchKind | None
+    lineage: str
     inferred: bool
     tip: int | None
     blocks: int
     base_blocks: int
+    base: int | None
     keys: bytes
+    prompt_blocks: int
     prefill_node: str
     decode_node: str
 

@@ -22,6 +22,7 @@ class Leg:
     heard: float
     state: RequestState | None = None
     finish: Finish | None = None
+    ended_at: float = 0.0
     accepted: bool = False
     started: float | None = None
 

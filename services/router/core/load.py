@@ -57,11 +57,13 @@ class Ledger:
         self._mean_service_s += _SMOOTHING * (service_s - self._mean_service_s)
         self.mean_output_tokens += _SMOOTHING * (output_tokens - self.mean_output_tokens)
 
-    def heartbeat(self, node: str, prefill: int, decode: int, *, shared: bool) -> None:
-        """Requests the node reports in all; what exceeds ours belongs to other routers, if there are any (`shared`)."""
+    def heartbeat(self, node: str, legs: int, decoding: int, *, shared: bool) -> None:
+        """Legs the node reports in all, and how many of them decode; what exceeds ours belongs to other routers, if
+        there are any (`shared`)."""
         entry = self._node(node)
-        entry.foreign_prefill = max(0, prefill - len(entry.prefill)) if shared else 0
-        entry.foreign_decode = max(0, decode - len(entry.decode)) if shared else 0
+        foreign = max(0, legs - self.open_legs(node)) if shared else 0
+        entry.foreign_decode = min(foreign, decoding)
+        entry.foreign_prefill = foreign - entry.foreign_decode
 
     def wait(self, node: str, now: float) -> tuple[float, float]:
         """(T_rem, queue) in seconds: rest of the running batch, and the predicted times of all that waits."""

@@ -27,10 +27,11 @@ class BranchMemory:
         self.capacity = capacity
         self._served: OrderedDict[tuple[str, str], Served] = OrderedDict()
 
-    def store(self, stored: StoreContext, prompt_blocks: int) -> None:
+    def store(self, stored: StoreContext) -> None:
+        """Remember where a branch's answer was computed."""
         key = (stored.tenant, stored.branch)
         self._served[key] = Served(
-            stored.tip, stored.blocks, prompt_blocks, stored.prefill_node, stored.decode_node, stored.version
+            stored.tip, stored.blocks, stored.prompt_blocks, stored.prefill_node, stored.decode_node, stored.version
         )
         self._served.move_to_end(key)
         if len(self._served) > self.capacity:

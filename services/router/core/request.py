@@ -35,7 +35,7 @@ MAX_FAILURES = 3
 PATIENCE_S = 10.0
 """How long a request that was given back or lost its node waits for another one."""
 FINISH_GRACE_S = 1.0
-"""How long a complete answer waits for the prefill leg's last word, which carries what was cached."""
+"""How long the prefill leg's last word is waited for: it says what was cached, or why the decode leg was cancelled."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 _ORDER = {state: index for index, state in enumerate(RequestState)}
 NO_MATCH = MatchReply(blocks=0, blind=True)
@@ -221,6 +221,9 @@ class Request:
             text = f"no complete answer within {self.spec.timeout_s:g} s"
             return self._fail(unavailable(text, "timeout"), now)
         effects = self._settle(now)
+        decode = self.legs.get(Phase.DECODE)
+        if decode is not None and decode.finish is Finish.CANCELLED and now - decode.ended_at > FINISH_GRACE_S:
+            return self._leg_failed(decode, f"{decode.node} cancelled it", now)
         if self.ended or now - self._asked_at < FINISH_GRACE_S:
             return effects
         silent = [
@@ -275,12 +278,16 @@ class Request:
             self.answer.ends_at(last)
             outcome = Outcome.STOP if finish is Finish.STOP else Outcome.LENGTH
             self.finished = Finished(outcome, now, trimmed=update.stop_token is not None)
+        elif finish is Finish.CANCELLED and leg.phase is Phase.DECODE and self.legs[Phase.PREFILL].open:
+            leg.finish, leg.ended_at, self.changed = finish, now, True
+            return []
         elif finish is Finish.REQUEUED:
             return self._leg_failed(leg, f"{leg.node} gave it back", now, counts=False)
         elif finish is not Finish.HANDED_OFF:
             return self._leg_failed(leg, f"{leg.node}: {update.reason or finish}", now)
-        leg.finish = finish
-        self.changed = True
+        elif self.legs[Phase.DECODE].finish is Finish.CANCELLED:
+            return self._leg_failed(leg, f"{self.legs[Phase.DECODE].node} gave up the hand-off", now)
+        leg.finish, leg.ended_at, self.changed = finish, now, True
         return []
 
     def _settle(self, now: float) -> list[Effect]:

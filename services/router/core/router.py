@@ -5,6 +5,8 @@ The shell (or a simulator) performs the effects and feeds back what comes of the
 
 from collections.abc import Iterable
 
+import msgspec
+
 from schemas.directory import MatchReply
 from schemas.kv import NodeHello
 from schemas.phase import Phase, PhaseCommand
@@ -88,6 +90,8 @@ class RouterCore:
         if match is None:
             identity = found.spec.identity
             match = self.memory.recall(identity.tenant, identity.branch, found.context)
+        elif match.pending_request is not None:
+            match = self._located(match, match.pending_request)
         return self._run(found, found.matched(attempt, match), now)
 
     def on_answer(
@@ -139,8 +143,8 @@ class RouterCore:
     def on_telemetry(self, telemetry: NodeTelemetry, now: float) -> list[Effect]:
         """A node's heartbeat."""
         restarted = self.nodes.on_telemetry(telemetry, now)
-        prefill = telemetry.waiting + telemetry.running_prefill
-        self.ledger.heartbeat(telemetry.node, prefill, telemetry.running_decode, shared=self.other_routers > 0)
+        legs = telemetry.waiting + telemetry.running_prefill + telemetry.running_decode
+        self.ledger.heartbeat(telemetry.node, legs, telemetry.running_decode, shared=self.other_routers > 0)
         return self._lost([telemetry.node], now) if restarted else []
 
     def on_command(self, command: PhaseCommand) -> None:
@@ -174,6 +178,13 @@ class RouterCore:
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
+    def _located(self, match: MatchReply, pending: str) -> MatchReply:
+        """Where a pending prefix is being computed we know best when it is a request of ours."""
+        ahead = self.requests.get(pending)
+        if ahead is None or ahead.places is None:
+            return match
+        return msgspec.structs.replace(match, pending_node=ahead.places.prefill.node)
+
     def _lost(self, nodes: Iterable[str], now: float) -> list[Effect]:
         effects: list[Effect] = []
         for node in nodes:
@@ -201,7 +212,7 @@ class RouterCore:
 
     def _learn(self, request: Request, effect: Effect) -> None:
         if isinstance(effect, StoreContext):
-            self.memory.store(effect, len(request.spec.context.digests))
+            self.memory.store(effect)
         elif isinstance(effect, End):
             del self.requests[request.id]
             if request.places is not None and effect.record.outcome.answered:
