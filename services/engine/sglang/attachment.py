@@ -133,4 +133,3 @@ def _fed_per_request() -> int:
     from sglang.srt.runtime_context import get_spec
 
     return get_spec().speculative_num_draft_tokens or 1 if get_spec().speculative_algorithm else 1
-

@@ -32,7 +32,9 @@ class SglangBackend:
 
     info: BackendInfo
 
-    def __init__(self, settings: SglangSettings, *, pool_socket: Path | None = None, folder: Path | None = None) -> None:
+    def __init__(
+        self, settings: SglangSettings, *, pool_socket: Path | None = None, folder: Path | None = None
+    ) -> None:
         self._settings = settings
         plugin = PluginConfig(
             plain=False,

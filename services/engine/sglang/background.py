@@ -70,7 +70,7 @@ class JobThread:
                 self._running = 1
             try:
                 result = job()
-            except Exception:
+            except Exception:  # noqa: BLE001 (whatever a copy raises, the next one must run)
                 _log.exception("a background copy failed")
                 result = False
             self._done.append(result)

@@ -35,7 +35,9 @@ class BlockLayout:
         self.block_bytes = sum(self._sizes)
         self.description = " + ".join(f"{type(pool).__name__} x{len(_pieces(pool))}" for pool in pools)
         self._on_cpu = all(tensor.device.type == "cpu" for tensor in self._tensors)
-        self._stream = None if self._on_cpu else torch.cuda.Stream(self._tensors[0].device)
+        self._stream: Any = None
+        if not self._on_cpu:
+            self._stream = torch.cuda.Stream(self._tensors[0].device)  # type: ignore[no-untyped-call]
 
     def staging(self, blocks: int) -> torch.Tensor:
         """Host memory for `blocks` blocks, uint8 [blocks, block_bytes]; page-locked where a GPU copies into it."""

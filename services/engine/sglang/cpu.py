@@ -34,9 +34,9 @@ def extend_attention(
     extend_seq_lens: torch.Tensor,
     encoder_lens: torch.Tensor | None = None,
     scaling: float | None = None,
-    enable_gqa: bool = False,  # noqa: FBT001, FBT002 (upstream's signature)
-    causal: bool = False,  # noqa: FBT001, FBT002
-    is_cross_attn: bool = False,  # noqa: FBT001, FBT002
+    enable_gqa: bool = False,
+    causal: bool = False,
+    is_cross_attn: bool = False,
     sliding_window_size: int | None = None,
 ) -> torch.Tensor:
     """Attention of [tokens, heads, dim] queries over paged KV, written to `output`; anything but plain causal

@@ -24,14 +24,14 @@ class _Frame(msgspec.Struct, frozen=True, kw_only=True, tag_field="k", omit_defa
     pass
 
 
-class Hello(_Frame, tag="hello"):
+class Hello(_Frame, frozen=True, kw_only=True, tag="hello"):
     """First frame of every process that connects; `role` is worker or scheduler."""
 
     role: str
     pid: int
 
 
-class Submit(_Frame, tag="submit"):
+class Submit(_Frame, frozen=True, kw_only=True, tag="submit"):
     """A leg enters. `rid` names it towards SGLang; `phase` is None in a plain engine."""
 
     rid: str
@@ -45,28 +45,28 @@ class Submit(_Frame, tag="submit"):
     extra_key: str | None = None
 
 
-class Cancel(_Frame, tag="cancel"):
+class Cancel(_Frame, frozen=True, kw_only=True, tag="cancel"):
     """A leg must stop; its end follows as usual."""
 
     rid: str
 
 
-class DropDecodeCache(_Frame, tag="drop"):
+class DropDecodeCache(_Frame, frozen=True, kw_only=True, tag="drop"):
     """To the scheduler: free device blocks that only decode used."""
 
 
-class Stop(_Frame, tag="stop"):
+class Stop(_Frame, frozen=True, kw_only=True, tag="stop"):
     """To the worker: shut SGLang down and exit."""
 
 
-class Ready(_Frame, tag="ready"):
+class Ready(_Frame, frozen=True, kw_only=True, tag="ready"):
     """The worker's engine takes requests now."""
 
     eos_token_ids: list[int]
     max_context_tokens: Count
 
 
-class Capacity(_Frame, tag="capacity"):
+class Capacity(_Frame, frozen=True, kw_only=True, tag="capacity"):
     """The scheduler's KV pool as it was built; `pieces` names what a block consists of."""
 
     l1_tokens: Count
@@ -76,14 +76,14 @@ class Capacity(_Frame, tag="capacity"):
     pieces: str
 
 
-class Refused(_Frame, tag="refused"):
+class Refused(_Frame, frozen=True, kw_only=True, tag="refused"):
     """The worker could not hand this leg to SGLang, or SGLang answered with an error."""
 
     rid: str
     reason: str
 
 
-class Answer(_Frame, tag="answer"):
+class Answer(_Frame, frozen=True, kw_only=True, tag="answer"):
     """A plain engine's whole answer."""
 
     rid: str
@@ -119,7 +119,7 @@ class End(msgspec.Struct, frozen=True, array_like=True):
     cached_tokens: Count
 
 
-class Step(_Frame, tag="step"):
+class Step(_Frame, frozen=True, kw_only=True, tag="step"):
     """What one turn of the scheduler's loop brought. `used_tokens`: KV tokens in device memory, cached ones too."""
 
     used_tokens: Count
@@ -130,9 +130,7 @@ class Step(_Frame, tag="step"):
     changes: list[LocationChange] = []
 
 
-Frame = (
-    Hello | Submit | Cancel | DropDecodeCache | Stop | Ready | Capacity | Refused | Answer | Step
-)
+Frame = Hello | Submit | Cancel | DropDecodeCache | Stop | Ready | Capacity | Refused | Answer | Step
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(Frame)
 

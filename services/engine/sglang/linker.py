@@ -5,6 +5,7 @@ only blocks whose last token is an output token (their prompt's blocks are the p
 decided here, before any copy. Reading back is `restore`'s job: it must be done before a request joins a batch.
 """
 
+import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -89,7 +90,7 @@ class ArenaLinker(UnifiedCacheLinker):  # type: ignore[misc] # SGLang has no typ
         for start in range(0, len(digests), BATCH_BLOCKS):
             part = digests[start : start + BATCH_BLOCKS]
             pages = indices[start * self.page_size :].view(-1, self.page_size)
-            complete &= self.store.write(part, parent, lambda wanted, pages=pages: self._bytes(pages, wanted))
+            complete &= self.store.write(part, parent, functools.partial(self._bytes, pages))
             parent = part[-1]
         return complete
 

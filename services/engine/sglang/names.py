@@ -21,9 +21,7 @@ CHECKPOINT = f"{TREE}.checkpoint_into_tree"
 LINKER_WRAPPER = f"{_SRT}.mem_cache.unified_cache.unified_cache_linker.UnifiedCacheLinkerWrapper"
 LINKER_MATCH = f"{LINKER_WRAPPER}.match"
 OFFLOAD_NODE = f"{LINKER_WRAPPER}._offload_node"
-EXTEND_ATTENTION = (
-    f"{_SRT}.layers.attention.torch_native_backend.TorchNativeAttnBackend._run_sdpa_forward_extend"
-)
+EXTEND_ATTENTION = f"{_SRT}.layers.attention.torch_native_backend.TorchNativeAttnBackend._run_sdpa_forward_extend"
 MOONCAKE_SENDER = f"{_SRT}.disaggregation.mooncake.conn.MooncakeKVSender"
 
 PREFILL_HALF = (

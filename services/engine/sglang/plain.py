@@ -1,4 +1,4 @@
-"""A stock SGLang engine for comparisons: no disaggregation, no pool; the same CPU hook, chunk size and dtype as ours."""
+"""A stock SGLang engine for comparisons: no disaggregation, no pool; our CPU hook, chunk size and dtype."""
 
 import asyncio
 import itertools

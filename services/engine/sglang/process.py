@@ -5,8 +5,9 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -83,9 +84,7 @@ class EngineProcess:
             plain=self._plugin.plain,
             rendezvous_host=settings.host,
             session_lease_s=settings.session_lease_s,
-            server_args=launch.server_args(
-                settings, self.model_path, plain=self._plugin.plain, rendezvous_port=port
-            ),
+            server_args=launch.server_args(settings, self.model_path, plain=self._plugin.plain, rendezvous_port=port),
         )
         file = self._scratch / "worker.json"
         file.write_bytes(msgspec.json.encode(config))
@@ -142,8 +141,8 @@ class EngineProcess:
         lines = self._log.read_text(errors="replace").splitlines()[-_LOG_LINES:] if self._log.exists() else []
         return "\n".join([text, *lines])
 
-    def _own(self, coroutine: "asyncio._CoroutineLike[None]") -> None:
-        task = asyncio.ensure_future(coroutine)
+    def _own(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

@@ -163,4 +163,3 @@ class Restorer:
         """The request runs, or has ended: it holds its own lock, or needs none. Gives its restored tokens once."""
         self._tree.unlock(self._held.pop(rid, None))
         return self._restored.pop(rid, 0)
-

@@ -30,6 +30,8 @@ class SymmetricScheduler(Scheduler):  # type: ignore[misc] # SGLang has no types
     """SGLang's scheduler with two halves. Outside `prefill_half` its attributes are those of the decode half."""
 
     attachment: Attachment | None = None
+    result_queue: deque[tuple[Any, Any]]
+    running_batch: Any
     _other_half: dict[str, Any]
     _in_prefill = False
 
@@ -51,7 +53,7 @@ class SymmetricScheduler(Scheduler):  # type: ignore[misc] # SGLang has no types
             "req_to_metadata_buffer_idx_allocator": self.req_to_metadata_buffer_idx_allocator,
             "disagg_metadata_buffers": self.disagg_metadata_buffers,
         }
-        vars(self).update(decode_side | decode_half)
+        self.__dict__.update(decode_side | decode_half)
         self.disaggregation_mode = _DECODE
         self._sync_disaggregation_mode_to_subcomponents()
 
@@ -63,7 +65,7 @@ class SymmetricScheduler(Scheduler):  # type: ignore[misc] # SGLang has no types
 
     def _swap(self, mode: Any) -> None:
         mine = {name: getattr(self, name) for name in names.PREFILL_HALF}
-        vars(self).update(self._other_half)
+        self.__dict__.update(self._other_half)
         self._other_half = mine
         self.disaggregation_mode = mode
         self._sync_disaggregation_mode_to_subcomponents()
@@ -86,11 +88,12 @@ class SymmetricScheduler(Scheduler):  # type: ignore[misc] # SGLang has no types
     def handle_generate_request(self, recv_req: Any, **rest: Any) -> None:
         """Take a request into the half that its phase hint names (decode without one)."""
         if hinted_phase(recv_req.kv_hints) is not Phase.PREFILL:
-            return super().handle_generate_request(recv_req, **rest)
+            super().handle_generate_request(recv_req, **rest)
+            return
         with self.prefill_half():
-            return super().handle_generate_request(recv_req, **rest)
+            super().handle_generate_request(recv_req, **rest)
 
-    def _add_request_to_queue(self, req: Any, is_retracted: bool = False) -> None:  # noqa: FBT001, FBT002
+    def _add_request_to_queue(self, req: Any, is_retracted: bool = False) -> None:
         """A new prefill request waits until what the arena holds of its prefix is on the device."""
         attachment = self.attachment
         fresh = self._in_prefill and not is_retracted and not req.finished() and req.to_finish is None
@@ -235,9 +238,7 @@ class SymmetricScheduler(Scheduler):  # type: ignore[misc] # SGLang has no types
         return self._prepared(plan.batch_to_run)
 
     def _prepared(self, batch: Any) -> Any:
-        self.cur_batch_for_debug = self.ngram_embedding_manager.prepare_for_forward(
-            batch, chunked_req=self.chunked_req
-        )
+        self.cur_batch_for_debug = self.ngram_embedding_manager.prepare_for_forward(batch, chunked_req=self.chunked_req)
         return self.cur_batch_for_debug
 
     def _end_turn(self, *, idle: bool) -> None:
@@ -256,4 +257,3 @@ def start_rendezvous(original: Any) -> Any:
     """Start the transfer's rendezvous server in this engine although it was launched in decode mode."""
     with get_disagg().override(disaggregation_mode=_PREFILL.value):
         return original()
-
