@@ -6,7 +6,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from schemas.codec import Decoder, Message
+from schemas.codec import Decoder, Message, UnixTime
 from schemas.kv import checked_key, keys_of
 
 BranchId = Annotated[str, Meta(min_length=1, max_length=256)]
@@ -49,7 +49,7 @@ class BranchEvent(Message, frozen=True, kw_only=True):
     """
 
     id: Annotated[str, Meta(min_length=1, max_length=128)]
-    t: float
+    t: UnixTime
     branch: BranchId
     type: BranchEventType
     tenant: str = DEFAULT_TENANT

@@ -1,11 +1,19 @@
 """Bytes to messages and back: MessagePack maps, one version number, one error type."""
 
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 VERSION = 1
 """The `v` this code writes and reads. New keys do not raise it; a changed meaning does."""
+
+
+UnixTime = Annotated[float, Meta(ge=-1e11, le=1e11)]
+"""Seconds since 1970 by the sender's clock: finite, and not to be trusted for more than showing it."""
+
+Seconds = Annotated[float, Meta(ge=0, le=1e9)]
+"""A duration: finite and not negative."""
 
 
 class RejectedMessage(ValueError):

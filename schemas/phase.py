@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from schemas.codec import Decoder, Message
+from schemas.codec import Decoder, Message, Seconds, UnixTime
 
 Count = Annotated[int, Meta(ge=0)]
 _SPLIT = re.compile(r"(\d{1,6})P(\d{1,6})D\Z")
@@ -53,7 +53,7 @@ class PhaseCommand(Message, frozen=True, kw_only=True):
     """`phase.command`: durable, last per node kept. A node obeys only an epoch above its own."""
 
     id: str
-    t: float
+    t: UnixTime
     node: str
     phase: Phase
     epoch: Count
@@ -66,14 +66,14 @@ class PhaseState(Message, frozen=True, kw_only=True):
     to the end of its last request of the old phase; `moved` counts waiting requests given back to their routers."""
 
     id: str
-    t: float
+    t: UnixTime
     node: str
     phase: Phase
     epoch: Count
     state: SwitchState
-    took_s: float | None = None
+    took_s: Seconds | None = None
     moved: Count = 0
-    longest_running_s: float | None = None
+    longest_running_s: Seconds | None = None
     decision_id: str = ""
 
 
@@ -94,9 +94,9 @@ class SwitchedNode(msgspec.Struct, frozen=True, kw_only=True):
     old: Phase
     new: Phase
     epoch: Count
-    took_s: float | None
+    took_s: Seconds | None
     moved: Count
-    longest_running_s: float | None = None
+    longest_running_s: Seconds | None = None
 
 
 class PlannerReply(Message, frozen=True, kw_only=True):
@@ -109,7 +109,7 @@ class PlannerReply(Message, frozen=True, kw_only=True):
     pinned: list[str] = []
     decision_id: str = ""
     nodes: list[SwitchedNode] = []
-    took_s: float | None = None
+    took_s: Seconds | None = None
     moved: Count = 0
     lost_tokens: Count = 0
     failed: Count = 0
@@ -132,7 +132,7 @@ class Decision(Message, frozen=True, kw_only=True):
     """
 
     id: str
-    t: float
+    t: UnixTime
     split_now: str
     split_new: str | None = None
     gains: list[float] = []

@@ -9,7 +9,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from schemas.codec import Decoder, Message
+from schemas.codec import Decoder, Message, Seconds
 from schemas.kv import LocationChange
 
 DIGEST_BYTES = 32
@@ -100,7 +100,7 @@ class FetchRequest(Message, frozen=True, kw_only=True):
     id: str
     digests: bytes
     sources: list[PoolSource] = []
-    deadline_s: Annotated[float, Meta(gt=0)] = 30.0
+    deadline_s: Annotated[float, Meta(gt=0, le=1e9)] = 30.0
 
     def __post_init__(self) -> None:
         digests_of(self.digests)
@@ -112,7 +112,7 @@ class FetchReply(Message, frozen=True, kw_only=True):
     blocks: Count
     fetched: Count = 0
     bytes: Count = 0
-    took_s: float = 0.0
+    took_s: Seconds = 0.0
     transport: str = ""
     reason: str = ""
 

@@ -6,7 +6,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from schemas.codec import Decoder, Message
+from schemas.codec import Decoder, Message, UnixTime
 from schemas.phase import Phase
 
 Count = Annotated[int, Meta(ge=0)]
@@ -83,7 +83,7 @@ class ServeRequest(Message, frozen=True, kw_only=True):
     prompt_tokens: Annotated[int, Meta(ge=1)]
     sampling: Sampling
     tokens: bytes = b""
-    deadline_s: Annotated[float, Meta(gt=0)] = 3600.0
+    deadline_s: Annotated[float, Meta(gt=0, le=1e9)] = 3600.0
     fetch: list[FetchSource] = []
     branch: str | None = None
     version: Count | None = None
@@ -137,7 +137,7 @@ class ReplyBatch(Message, frozen=True, kw_only=True):
 
     node: str
     incarnation: int
-    t: float
+    t: UnixTime
     updates: list[LegUpdate]
 
 

@@ -5,11 +5,10 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from schemas.codec import Decoder, Message
+from schemas.codec import Decoder, Message, Seconds, UnixTime
 from schemas.phase import Phase
 
 Count = Annotated[int, Meta(ge=0)]
-Seconds = Annotated[float, Meta(ge=0)]
 
 
 class Iteration(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,13 +18,13 @@ class Iteration(msgspec.Struct, frozen=True, kw_only=True):
     t_acc summed over requests; `context_tokens` the KV length read by decode.
     """
 
-    t: float
+    t: UnixTime
     seq: Count
     phase: Phase
     duration_s: Seconds
     requests: Count
     uncached_tokens: Count = 0
-    attention_pairs: Annotated[float, Meta(ge=0)] = 0.0
+    attention_pairs: Annotated[float, Meta(ge=0, le=1e18)] = 0.0
     restored_tokens: Count = 0
     cached_tokens: Count = 0
     context_tokens: Count = 0
@@ -63,7 +62,7 @@ class NodeTelemetry(Message, frozen=True, kw_only=True):
     """
 
     node: str
-    t: float
+    t: UnixTime
     incarnation: int
     phase: Phase
     epoch: Count
@@ -84,17 +83,17 @@ class RequestTelemetry(Message, frozen=True, kw_only=True):
     """
 
     id: str
-    t: float
+    t: UnixTime
     request: str
     branch: str | None
     version: Count | None
     outcome: str
-    t_arrive: float
-    t_placed: float | None = None
-    t_fetched: float | None = None
-    t_prefill_start: float | None = None
-    t_first_token: float | None = None
-    t_end: float
+    t_arrive: UnixTime
+    t_placed: UnixTime | None = None
+    t_fetched: UnixTime | None = None
+    t_prefill_start: UnixTime | None = None
+    t_first_token: UnixTime | None = None
+    t_end: UnixTime
     prompt_tokens: Count = 0
     cached_tokens: Count = 0
     restored_tokens: Count = 0
@@ -104,8 +103,8 @@ class RequestTelemetry(Message, frozen=True, kw_only=True):
     prefill_node: str | None = None
     decode_node: str | None = None
     attempts: Count = 1
-    ttft_predicted_s: float | None = None
-    ttft_s: float | None = None
+    ttft_predicted_s: Seconds | None = None
+    ttft_s: Seconds | None = None
     blind: bool = False
 
 
@@ -113,7 +112,7 @@ class RouterTelemetry(Message, frozen=True, kw_only=True):
     """`telemetry.router`: a router's heartbeat; engines cancel the requests of a router silent for 5 s."""
 
     router: str
-    t: float
+    t: UnixTime
     incarnation: int
     open_requests: Count
 
