@@ -116,7 +116,7 @@ class PlannerReply(Message, frozen=True, kw_only=True):
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
-    """Mean work of one request (system.md section 7)."""
+    """Mean work of one request: tokens (uncached, cached, output, accepted per iteration) and query-key pairs."""
 
     t_uc: float
     t_c: float

@@ -12,7 +12,7 @@ Count = Annotated[int, Meta(ge=0)]
 
 
 class Iteration(msgspec.Struct, frozen=True, kw_only=True):
-    """One engine iteration: the terms of the iteration-time models, summed over its batch (system.md section 5).
+    """One engine iteration: the terms of the iteration-time models, summed over its batch.
 
     `attention_pairs` is sum of t_uc*t_c + t_uc*(t_uc+1)/2; `fed_tokens` and `accepted_tokens` are decode's t_fwd and
     t_acc summed over requests; `context_tokens` the KV length read by decode.
