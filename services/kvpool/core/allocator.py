@@ -94,14 +94,18 @@ class Allocator:
         return list(self._written_by.get(owner, ()))
 
     def set_aside(self, owner: int, until_s: float) -> None:
-        """Keep what `owner` was writing from use until `end_owner` or `until_s`."""
+        """Keep what `owner` was writing, now and when this was said before, from use until `end_owner` or `until_s`."""
         slots = self.written_by(owner)
         for slot in slots:
             self._leave_writer(slot)
             self.state[slot] = ASIDE
-        if slots:
-            earlier = self._aside.get(owner)
+        earlier = self._aside.get(owner)
+        if slots or earlier:
             self._aside[owner] = _Aside(until_s, slots + (earlier.slots if earlier else []))
+
+    def has_aside(self, owner: int) -> bool:
+        """Whether slots wait for this owner's end."""
+        return owner in self._aside
 
     def end_owner(self, owner: int) -> list[int]:
         """`owner` will write no more: its slots set aside are free again and returned."""

@@ -4,6 +4,7 @@ Pure: every method takes a message and the time (monotonic seconds) and returns 
 shell carries out on the arena, in the order of the fields of `Effects`.
 """
 
+import math
 from collections.abc import Iterable, Iterator
 
 import numpy as np
@@ -51,7 +52,7 @@ class PoolCore:
         self.counters = self.blocks.counters
         self.pins, self.leases = Holds(), Holds()
         self._order, self._index, self._slots = self.blocks.order, self.blocks.index, self.blocks.slots
-        self._pin_ttl_s, self._aside_s = pin_ttl_s, aside_s
+        self._pin_ttl_s, self.aside_s = pin_ttl_s, aside_s
         self._marks: bytearray | None = None
 
     # probes: they change nothing
@@ -176,13 +177,18 @@ class PoolCore:
 
     # time and loss
 
-    def drop_owner(self, owner: int, now_s: float) -> None:
-        """The owner's connection is lost: its pins end, what it was writing is set aside.
+    def drop_owner(self, owner: int, now_s: float, *, ends: bool = True) -> None:
+        """The owner is lost, or too late: its pins end, what it was writing is set aside.
 
-        It may live and write on: `end_owner` frees those slots when it is known to have ended, time does otherwise.
+        It may write on: `end_owner` frees those slots when it is known to have ended; time does so otherwise, unless
+        `ends` is False because that end will be told.
         """
         self.blocks.unhold(self.pins.drop_owner(owner))
-        self.blocks.set_aside(owner, now_s + self._aside_s)
+        self.blocks.set_aside(owner, now_s + self.aside_s if ends else math.inf)
+
+    def is_awaited(self, owner: int) -> bool:
+        """Whether slots are set aside until this owner has ended."""
+        return self._slots.has_aside(owner)
 
     def end_owner(self, owner: int, now_s: float) -> Effects:
         """The owner has ended: nothing of it is held and nothing it was writing will change any more."""
@@ -249,7 +255,7 @@ class PoolCore:
 
     def adopt(self, generations: list[int], blocks: list[AdoptedBlock], torn: list[int], now_s: float) -> Effects:
         """Take over an arena: its committed blocks, and `torn` slots whose writer may still be at work."""
-        return self.blocks.adopt(generations, blocks, torn, now_s, now_s + self._aside_s)
+        return self.blocks.adopt(generations, blocks, torn, now_s, now_s + self.aside_s)
 
     def unverified(self, slots: Iterable[int | None]) -> list[SlotInfo]:
         """Those of these slots whose fingerprint has to be checked before anybody reads them."""
