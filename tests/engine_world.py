@@ -105,6 +105,7 @@ class World:
         self.finished: set[tuple[str, LegKey]] = set()
         self.router_alive = True
         self.frozen_fetches = False
+        self.cached_blocks = 0
 
     def serve(self, node: str, message: ServeRequest) -> Any:
         reply, effects = self.nodes[node].core.serve(message, self.now)
@@ -195,7 +196,7 @@ class World:
         if kind == "prompt":
             effects = node.core.prompt_lost(what, "lost", self.now) if lost else node.core.prompt_read(what)
         elif kind == "fetched":
-            effects = node.core.fetched(what, 99)
+            effects = node.core.fetched(what, self.cached_blocks)
         elif kind == "ask":
             effects = node.core.answered(what.number, self._handoff(node, what, HandoffVerb.RESERVE, lost), self.now)
         else:
@@ -251,6 +252,15 @@ class World:
     def _left(self, node: Node, key: LegKey, finish: Finish) -> None:
         del node.engine[key]
         self.perform(node.name, node.core.left(key, finish, "", 0, 0, self.now))
+
+    def enter(self) -> None:
+        """Deliver everything that travels, twice: what may enter an engine is inside afterwards."""
+        for _ in range(2):
+            while self.pending:
+                self.deliver(0)
+            self.tick()
+        while self.pending:
+            self.deliver(0)
 
     def settle(self, seconds: float = 0.0) -> None:
         """Deliver everything and run all engines, until nothing moves any more (and `seconds` have passed)."""

@@ -22,9 +22,10 @@ class QueueMachine(RuleBasedStateMachine):
         self.epoch = 0
         self.others_fail = False
 
-    @initialize(others_fail=st.booleans())
-    def begin(self, others_fail: bool) -> None:
+    @initialize(others_fail=st.booleans(), cached_blocks=st.integers(0, 99))
+    def begin(self, others_fail: bool, cached_blocks: int) -> None:
         self.others_fail = others_fail
+        self.world.cached_blocks = cached_blocks
 
     @rule(
         prefill=node_names,
