@@ -1,6 +1,7 @@
 """A local cluster as a subprocess of another command: the demo and the benches start theirs with it."""
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
@@ -53,6 +54,19 @@ class LocalCluster:
                 raise CommandError(f"the cluster was not ready within {ready_s:g} s\n{self._log_end()}")
             waiting(elapsed_s)
             await asyncio.sleep(_POLL_S)
+
+    async def ended(self) -> None:
+        """Returns never; CommandError when the cluster ends by itself."""
+        if self._process is not None:
+            ended, loop = asyncio.Event(), asyncio.get_running_loop()
+            descriptor = os.pidfd_open(self._process.pid)
+            loop.add_reader(descriptor, ended.set)
+            try:
+                await ended.wait()
+            finally:
+                loop.remove_reader(descriptor)
+                os.close(descriptor)
+        raise CommandError(f"the cluster ended by itself\n{self._log_end()}")
 
     async def stop(self) -> int:
         """Ctrl-C it and wait; returns its exit code."""

@@ -60,7 +60,7 @@ class RunDirectory:
 
     def __init__(self, port: int) -> None:
         self.path = run_path(port)
-        self._shm_prefix = shm_prefix(port)
+        self.shm_prefix = shm_prefix(port)
         self._lock: int | None = None
 
     @property
@@ -79,8 +79,10 @@ class RunDirectory:
         folder.mkdir(mode=0o700, exist_ok=True)
         return folder
 
-    def arena(self, node: str) -> Path:
-        return SHM / f"{self._shm_prefix}{node}.arena"
+    def arenas(self, total_bytes: int) -> Path:
+        """Where arenas of so many bytes in all go: shared memory, or this directory when there is too little of it."""
+        room = os.statvfs(SHM)
+        return SHM if room.f_bavail * room.f_frsize >= total_bytes else self.place("arenas")
 
     def take(self) -> list[str]:
         """Lock the directory and empty it; returns what of an earlier run was swept. InUse names the owner."""
@@ -124,7 +126,7 @@ class RunDirectory:
         return swept + self._remove_files()
 
     def _remove_files(self) -> list[str]:
-        removed = [str(path) for path in sorted(SHM.glob(f"{self._shm_prefix}*"))]
+        removed = [str(path) for path in sorted(SHM.glob(f"{self.shm_prefix}*"))]
         for path in removed:
             Path(path).unlink(missing_ok=True)
         if self.path.exists():

@@ -90,7 +90,7 @@ class CompletionClient:
     """`/v1/completions` of a router (or a plain engine) with token ids, greedy, of a given length."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str, model: str) -> None:
-        self._session, self._url, self._model = session, url.rstrip("/"), model
+        self._session, self._url, self.model = session, url.rstrip("/"), model
 
     async def complete(
         self, prompt: Tokens, length: int, branch: Branch | None, on_tokens: Callable[[Tokens], None]
@@ -131,7 +131,7 @@ class CompletionClient:
         on_tokens: Callable[[Tokens], None],
     ) -> None:
         body = {
-            "model": self._model,
+            "model": self.model,
             "prompt": prompt.tolist(),
             "max_tokens": length,
             "temperature": 0,

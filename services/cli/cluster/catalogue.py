@@ -1,0 +1,176 @@
+"""The one place that says which processes a cluster has, how each is started and what its settings are.
+
+`ei up` forks these, `ei config` writes their files for compose and systemd, and both start the same commands.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from schemas.phase import Phase, Split
+from schemas.roles import Role
+from schemas.subjects import DEFAULT_PARTITION
+from services.broker import Member
+from services.cli.keys import key_path
+
+ROUTER_NAME = "r0"
+
+
+class Kind(StrEnum):
+    """The services, in the order in which they start; they stop in the opposite one."""
+
+    KVPOOL = "kvpool"
+    DIRECTORY = "directory"
+    PLANNER = "planner"
+    ENGINE = "engine"
+    ROUTER = "router"
+
+
+STAGE = {Kind.KVPOOL: 1, Kind.DIRECTORY: 2, Kind.PLANNER: 2, Kind.ENGINE: 3, Kind.ROUTER: 4}
+"""Services of one stage start and stop together; the broker is stage 0."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Places:
+    """Where a deployment keeps its things.
+
+    `keys` None: a broker without keys. `ports`: fixed HTTP ports by kind, any free one where there is none.
+    `sockets`, `arenas`, `state` are directories; `prefix` starts the name of every arena.
+    """
+
+    nats_url: str
+    keys: Path | None
+    sockets: Path
+    arenas: Path
+    state: Path
+    prefix: str = "ei-"
+    http_host: str = "127.0.0.1"
+    ports: dict[Kind, int] = field(default_factory=dict)
+    ports_dir: str = ""
+    partition: str = DEFAULT_PARTITION
+
+    def arena(self, node: str) -> Path:
+        return self.arenas / f"{self.prefix}{node}.arena"
+
+    def socket(self, node: str) -> Path:
+        return self.sockets / f"{node}.sock"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodePlan:
+    """What runs on every node. `engine` is sglang or timed; `model` a folder; `l2_tokens` the node's host memory."""
+
+    engine: str
+    model: str
+    model_name: str
+    block_size: int
+    block_bytes: int
+    l2_tokens: int
+    phases: dict[str, Phase]
+
+    @property
+    def names(self) -> list[str]:
+        return list(self.phases)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceSpec:
+    """One process: `command --config <FILE with settings>`, or `module`'s main() with the same arguments."""
+
+    name: str
+    kind: Kind
+    settings: dict[str, Any]
+
+    @property
+    def command(self) -> str:
+        return f"ei-{self.kind}"
+
+    @property
+    def module(self) -> str:
+        return f"services.{self.kind}.__main__"
+
+    @property
+    def stage(self) -> int:
+        return STAGE[self.kind]
+
+    @property
+    def file(self) -> str:
+        """The name of its configuration file."""
+        return f"{self.name}.toml"
+
+
+def default_split(nodes: int) -> dict[str, Phase]:
+    """One node serves both phases; of more, two thirds prefill, at least one each."""
+    if nodes == 1:
+        return {"node-0": Phase.BOTH}
+    prefill = max(1, min(nodes - 1, 2 * nodes // 3))
+    return phases_of(Split(prefill, nodes - prefill))
+
+
+def phases_of(split: Split) -> dict[str, Phase]:
+    """Node names with the phases of a split, prefill first."""
+    phases = [Phase.PREFILL] * split.prefill + [Phase.DECODE] * split.decode
+    return {f"node-{index}": phase for index, phase in enumerate(phases)}
+
+
+def services_of(places: Places, plan: NodePlan) -> list[ServiceSpec]:
+    """Every service of a deployment with all its settings, in the order in which they start."""
+    specs = [_kvpool(places, plan, node) for node in plan.names]
+    specs += [_directory(places), _planner(places, plan)]
+    specs += [_engine(places, plan, node) for node in plan.names]
+    return [*specs, _router(places, plan)]
+
+
+def _spec(places: Places, kind: Kind, role: Role, name: str, client: str, settings: dict[str, Any]) -> ServiceSpec:
+    """What all services are told. `client` is the name its key is issued to."""
+    common: dict[str, Any] = {
+        "name": name,
+        "nats_url": places.nats_url,
+        "partition": places.partition,
+        "http_host": places.http_host,
+        "http_port": places.ports.get(kind, 0),
+    }
+    if places.keys is not None:
+        common["nats_nkey"] = str(key_path(places.keys, Member(role, client)))
+    if places.ports_dir:
+        common["ports_dir"] = places.ports_dir
+    return ServiceSpec(name=name, kind=kind, settings=common | settings)
+
+
+def _kvpool(places: Places, plan: NodePlan, node: str) -> ServiceSpec:
+    settings = {
+        "node": node,
+        "model": plan.model_name,
+        "block_size": plan.block_size,
+        "block_bytes": plan.block_bytes,
+        "capacity_blocks": plan.l2_tokens // plan.block_size,
+        "arena": str(places.arena(node)),
+        "socket": str(places.socket(node)),
+    }
+    return _spec(places, Kind.KVPOOL, Role.KVPOOL, f"kvpool-{node}", node, settings)
+
+
+def _directory(places: Places) -> ServiceSpec:
+    settings = {"state_dir": str(places.state)}
+    return _spec(places, Kind.DIRECTORY, Role.DIRECTORY, "directory", "directory", settings)
+
+
+def _planner(places: Places, plan: NodePlan) -> ServiceSpec:
+    settings = {"block_size": plan.block_size}
+    return _spec(places, Kind.PLANNER, Role.PLANNER, "planner", "planner", settings)
+
+
+def _engine(places: Places, plan: NodePlan, node: str) -> ServiceSpec:
+    settings = {
+        "node": node,
+        "engine": plan.engine,
+        "phase": plan.phases[node].value,
+        "pool_socket": str(places.socket(node)),
+    }
+    return _spec(places, Kind.ENGINE, Role.ENGINE, f"engine-{node}", node, settings)
+
+
+def _router(places: Places, plan: NodePlan) -> ServiceSpec:
+    settings = {"tokenizer": plan.model}
+    return _spec(places, Kind.ROUTER, Role.ROUTER, ROUTER_NAME, ROUTER_NAME, settings)

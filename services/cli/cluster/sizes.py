@@ -1,0 +1,60 @@
+"""How much memory the nodes of a local cluster get, and what a block of their model takes."""
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from schemas.phase import Phase, Split
+from services.cli.cluster.catalogue import default_split, phases_of
+
+BLOCK_SIZE = 16
+FLOAT32_BYTES = 4
+TIMED_MODEL = "timed"
+TIMED_BLOCK_BYTES = 4096
+L2_TOKENS = {"timed": 65_536, "sglang": 8_192}
+"""Tokens of host memory per node: 16 MB for a timed node, 380 MB for SmolLM2 in float32."""
+
+
+class SizeError(Exception):
+    """A cluster that cannot be made; the text names value and limit."""
+
+
+class _ModelConfig(msgspec.Struct):
+    """What KV takes, from a Hugging Face `config.json`."""
+
+    num_hidden_layers: Annotated[int, Meta(ge=1)]
+    num_attention_heads: Annotated[int, Meta(ge=1)]
+    hidden_size: Annotated[int, Meta(ge=1)]
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of KV of one token in float32."""
+        heads = self.num_key_value_heads or self.num_attention_heads
+        size = self.head_dim or self.hidden_size // self.num_attention_heads
+        return 2 * self.num_hidden_layers * heads * size * FLOAT32_BYTES
+
+
+def kv_token_bytes(model: Path) -> int:
+    """Bytes of KV per token of the model in this folder; SizeError names what is wrong with it."""
+    path = model / "config.json"
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=_ModelConfig).token_bytes
+    except (OSError, msgspec.MsgspecError) as error:
+        raise SizeError(f"{path} does not describe a model: {error}") from error
+
+
+def initial_phases(nodes: int, split: str | None) -> dict[str, Phase]:
+    """Every node's first phase; SizeError when the split is not one of so many nodes."""
+    if split is None:
+        return default_split(nodes)
+    try:
+        wanted = Split.parse(split)
+    except ValueError as error:
+        raise SizeError(str(error)) from error
+    if wanted.prefill + wanted.decode != nodes or not (wanted.prefill and wanted.decode):
+        raise SizeError(f"split {split} is not one of {nodes} nodes with at least one of each phase")
+    return phases_of(wanted)
