@@ -1,5 +1,6 @@
 """The engine service's `Backend` on SGLang: legs in, events out. Imports neither torch nor sglang."""
 
+import asyncio
 import itertools
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,9 @@ from services.engine.backend import BackendEvents, BackendInfo, Leg, LegKey
 from services.engine.sglang.config import PluginConfig, SglangSettings
 from services.engine.sglang.frames import Cancel, DropDecodeCache, End, Frame, Refused, State, Step, Submit, Tokens
 from services.engine.sglang.process import EngineProcess
+
+_REFUSED_S = 1.0
+"""The scheduler and the front end report over two connections: how much later the one's word may come."""
 
 
 @dataclass
@@ -25,6 +29,7 @@ class _Inside:
     cached: int = 0
     restored: int = 0
     cancelled: bool = False
+    entered: bool = False
 
 
 class SglangBackend:
@@ -77,7 +82,7 @@ class SglangBackend:
         )
 
     @property
-    def pid(self) -> int:
+    def pid(self) -> int | None:
         """The process id of SGLang's main process."""
         return self._process.pid
 
@@ -150,6 +155,9 @@ class SglangBackend:
 
     def _step(self, step: Step) -> None:
         self._used_tokens = step.used_tokens
+        for rid in step.entered:
+            if rid in self._by_rid:
+                self._by_rid[rid].entered = True
         for state in step.states:
             self._state(state)
         for tokens in step.tokens:
@@ -203,7 +211,10 @@ class SglangBackend:
         return Finish.LENGTH if sampling.max_new_tokens == 1 else Finish.HANDED_OFF
 
     def _refused(self, refused: Refused) -> None:
-        """SGLang's front end gave the leg back. If it had reached the scheduler, its end came or comes from there."""
+        """SGLang's front end gave the leg back. If it had reached the scheduler, its end comes from there."""
+        asyncio.get_running_loop().call_later(_REFUSED_S, self._not_entered, refused)
+
+    def _not_entered(self, refused: Refused) -> None:
         inside = self._by_rid.get(refused.rid)
-        if inside is not None:
+        if inside is not None and not inside.entered:
             self._end(End(inside.rid, Finish.ERROR, refused.reason, 0))

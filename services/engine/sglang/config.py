@@ -56,7 +56,7 @@ class SglangSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 class PluginConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What the plug-in needs inside SGLang's processes. `plain` leaves the stock scheduler in place (CPU hooks only).
 
-    `channel`: the backend's Unix socket. `pool`: the Unix socket of the node's KV pool, "" without one.
+    `cpu_attention` False keeps upstream's own attention on a CPU, to compare with. `channel`: the backend's Unix socket. `pool`: the Unix socket of the node's KV pool, "" without one.
     """
 
     plain: bool
@@ -65,6 +65,7 @@ class PluginConfig(msgspec.Struct, frozen=True, kw_only=True):
     pool: str = ""
     model: str = ""
     key_version: str = ""
+    cpu_attention: bool = True
     idle_poll_s: float = 0.001
 
 
@@ -74,7 +75,6 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     channel: str
     parent: int
     plain: bool
-    rendezvous_host: str
     session_lease_s: float
     server_args: dict[str, Any]
 

@@ -1,4 +1,4 @@
-"""What SGLang 0.5.23 lacks on a machine without GPU, as hooks: attention over new rows only, and KV transfer.
+"""Attention of SGLang's torch-native backend on a machine without GPU, over new rows only.
 
 Upstream's torch-native extend attention computes the cached rows of a prompt again and throws them away: one new token
 after 4,000 cached ones costs as much as the whole prompt, so a cache hit saves nothing. `extend_attention` computes the
@@ -10,8 +10,6 @@ from typing import Any
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
-
-from services.engine.sglang import names
 
 
 @functools.lru_cache(maxsize=16)
@@ -68,13 +66,3 @@ def extend_attention(
         output[start : start + new] = part[0].movedim(1, 0)
         start += new
     return output
-
-
-def install(registry: Any, around: Any) -> None:
-    """Register the CPU hooks; effective once SGLang applies its registry."""
-    registry.register(names.EXTEND_ATTENTION, extend_attention, around)
-
-
-def disable_device_indices() -> None:
-    """Tell the transfer's sender that page indices are in host memory already: its other path needs CUDA events."""
-    names.resolve(names.MOONCAKE_SENDER).supports_host_tensor_indices = False

@@ -120,9 +120,11 @@ class End(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Step(_Frame, frozen=True, kw_only=True, tag="step"):
-    """What one turn of the scheduler's loop brought. `used_tokens`: KV tokens in device memory, cached ones too."""
+    """What one turn of the scheduler's loop brought. `entered`: legs that reached it, whose end will come from it.
+    `used_tokens`: KV tokens in device memory, cached ones too."""
 
     used_tokens: Count
+    entered: list[str] = []
     states: list[State] = []
     tokens: list[Tokens] = []
     ends: list[End] = []

@@ -12,6 +12,8 @@ from services.engine.sglang.config import PLUGIN_VARIABLE, PluginConfig, SglangS
 
 _STUBS = Path(__file__).parent / "cpu_stubs"
 _LINK = "services.engine.sglang.linker"
+_PEER_HEARTBEAT_S = 2.0
+"""A decode engine asks the rendezvous of each prefill engine it waits for this often; two failures: it is dead."""
 
 
 def free_port(host: str) -> int:
@@ -77,11 +79,13 @@ def environment(
         "GLOG_minloglevel": "2",
         "TOKENIZERS_PARALLELISM": "false",
         "SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND": "python",
+        "SGLANG_DISAGGREGATION_HEARTBEAT_INTERVAL": str(_PEER_HEARTBEAT_S),
         "SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE_TIMEOUT": str(settings.peer_lease_s),
     }
     environ.pop("SGLANG_PLUGINS", None)
     if settings.device == "cpu":
         environ["SGLANG_USE_CPU_ENGINE"] = "1"
+        environ["SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX"] = "0"  # needs CUDA events
         paths = [str(_STUBS), environ.get("PYTHONPATH", "")]
         environ["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
     return environ

@@ -22,10 +22,12 @@ class PlainAnswer:
 
 
 class PlainEngine:
-    """`await generate(tokens, sampling)` on an unchanged SGLang scheduler."""
+    """`await generate(tokens, sampling)` on an unchanged SGLang scheduler; `upstream_attention` unhooks even that."""
 
-    def __init__(self, settings: SglangSettings, *, folder: Path | None = None) -> None:
-        plugin = PluginConfig(plain=True, device=settings.device, channel="")
+    def __init__(
+        self, settings: SglangSettings, *, upstream_attention: bool = False, folder: Path | None = None
+    ) -> None:
+        plugin = PluginConfig(plain=True, device=settings.device, channel="", cpu_attention=not upstream_attention)
         self._process = EngineProcess(settings, plugin, self._frame, self._failed, folder=folder)
         self._numbers = itertools.count(1)
         self._waiting: dict[str, asyncio.Future[PlainAnswer]] = {}

@@ -25,13 +25,13 @@ def install() -> None:
     from services.engine.sglang import names
 
     names.check_version()
-    if config.device == "cpu":
+    if config.device == "cpu" and config.cpu_attention:
         from services.engine.sglang import cpu
 
-        cpu.install(HookRegistry, HookType.AROUND)
-        if not config.plain:
-            cpu.disable_device_indices()
+        HookRegistry.register(names.EXTEND_ATTENTION, cpu.extend_attention, HookType.AROUND)
     if not config.plain:
+        if config.device == "cpu":
+            names.resolve(names.MOONCAKE_SENDER).supports_host_tensor_indices = False  # its other path needs CUDA
         names.check_members()
         _make_symmetric(HookRegistry, HookType)
 
@@ -52,7 +52,7 @@ def expected_hooks(config: PluginConfig) -> set[str]:
     """The hooks that must be in place in a process with this configuration."""
     from services.engine.sglang import names
 
-    hooks = {names.EXTEND_ATTENTION} if config.device == "cpu" else set()
+    hooks = {names.EXTEND_ATTENTION} if config.device == "cpu" and config.cpu_attention else set()
     if not config.plain:
         hooks |= {
             names.SCHEDULER,

@@ -1,8 +1,10 @@
 """One SGLang engine as a child of this process: started, listened to, stopped, and swept up after. No torch here."""
 
 import asyncio
+import contextlib
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Coroutine
@@ -14,10 +16,11 @@ import msgspec
 from services.engine.sglang import launch
 from services.engine.sglang.config import PluginConfig, SglangSettings, WorkerConfig
 from services.engine.sglang.frames import BadFrame, Capacity, Frame, Hello, Ready, Splitter, Stop, pack
+from services.engine.sglang.leftovers import PREFIX, sweep
 from services.engine.sglang.model import prepare
 
-_PREFIX = "ei-sglang-"
 _WORKER = "services.engine.sglang.worker"
+_RECEIVE_BYTES = 1 << 18
 _LOG_LINES = 30
 
 
@@ -28,7 +31,7 @@ class EngineFailed(RuntimeError):
 class EngineProcess:
     """The worker process and SGLang's own processes below it; all of them die with this one.
 
-    `on_frame` gets every frame but the greetings; `on_failed` is called once if the engine dies after its start.
+    `on_frame` gets what the engine reports once it runs; `on_failed` is called once if it dies after its start.
     """
 
     def __init__(
@@ -45,68 +48,84 @@ class EngineProcess:
         self._on_frame = on_frame
         self._on_failed = on_failed
         self._folder = folder or Path(tempfile.gettempdir())
-        self._scratch: Path
+        self._scratch: Path | None = None
+        self._server: asyncio.Server | None = None
+        self._process: asyncio.subprocess.Process | None = None
         self._writers: dict[str, asyncio.StreamWriter] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._stopping = False
+        self._ending = False
         self.rendezvous = ""
         self.model_path: Path
         self.ready: asyncio.Future[Ready]
         self.capacity: asyncio.Future[Capacity]
 
+    @property
+    def pid(self) -> int | None:
+        """The worker's process id, also that of its process group; None before it was started."""
+        return self._process.pid if self._process else None
+
+    @property
+    def log(self) -> str:
+        """All that SGLang has printed so far."""
+        path = self._scratch / "sglang.log" if self._scratch else None
+        return path.read_text(errors="replace") if path and path.exists() else ""
+
     async def start(self) -> None:
-        """Start the engine and wait until it takes requests. EngineFailed if it does not within the time allowed."""
+        """Start the engine and wait until it takes requests; EngineFailed if it does not, with nothing left running."""
         loop = asyncio.get_running_loop()
         self.ready, self.capacity = loop.create_future(), loop.create_future()
-        sweep(self._folder)
-        self._scratch = Path(tempfile.mkdtemp(dir=self._folder, prefix=f"{_PREFIX}{os.getpid()}-"))
-        self._log = self._scratch / "sglang.log"
-        socket = self._scratch / "engine.sock"
-        self._server = await asyncio.start_unix_server(self._serve, str(socket))
-        self._process = await self._spawn(socket)
-        self._own(self._watch())
-        wanted = [self.ready] if self._plugin.plain else [self.ready, self.capacity]
         try:
+            await asyncio.to_thread(sweep, self._folder)
+            self._scratch = Path(tempfile.mkdtemp(dir=self._folder, prefix=f"{PREFIX}{os.getpid()}-"))
+            await self._spawn(self._scratch)
+            wanted = [self.ready] if self._plugin.plain else [self.ready, self.capacity]
             async with asyncio.timeout(self._settings.start_timeout_s):
                 await asyncio.gather(*wanted)
         except TimeoutError:
-            text = f"not ready within {self._settings.start_timeout_s} s"
-            raise EngineFailed(self._with_log(text)) from None
+            error = EngineFailed(self._with_log(f"not ready within {self._settings.start_timeout_s} s"))
+            await self.stop()
+            raise error from None
+        except BaseException:
+            await self.stop()
+            raise
 
-    async def _spawn(self, socket: Path) -> asyncio.subprocess.Process:
-        settings = self._settings
+    async def _spawn(self, scratch: Path) -> None:
+        settings, socket = self._settings, scratch / "engine.sock"
+        self._server = await asyncio.start_unix_server(self._serve, str(socket))
         self.model_path = Path(settings.model_path) if settings.model_path else await asyncio.to_thread(prepare)
         port = settings.rendezvous_port or launch.free_port(settings.host)
         self.rendezvous = "" if self._plugin.plain else f"{settings.host}:{port}"
+        plain = self._plugin.plain
         config = WorkerConfig(
             channel=str(socket),
             parent=os.getpid(),
-            plain=self._plugin.plain,
-            rendezvous_host=settings.host,
+            plain=plain,
             session_lease_s=settings.session_lease_s,
-            server_args=launch.server_args(settings, self.model_path, plain=self._plugin.plain, rendezvous_port=port),
+            server_args=launch.server_args(settings, self.model_path, plain=plain, rendezvous_port=port),
         )
-        file = self._scratch / "worker.json"
+        file = scratch / "worker.json"
         file.write_bytes(msgspec.json.encode(config))
         plugin = msgspec.structs.replace(self._plugin, channel=str(socket))
-        with self._log.open("ab") as log:
-            return await asyncio.create_subprocess_exec(
+        with (scratch / "sglang.log").open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", _WORKER, "--config", str(file)),
-                env=launch.environment(settings, plugin, self._scratch, os.environ),
+                env=launch.environment(settings, plugin, scratch, os.environ),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
             )
+        self._own(self._watch(self._process))
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         splitter = Splitter()
         try:
-            while data := await reader.read(1 << 18):
+            while data := await reader.read(_RECEIVE_BYTES):
                 for frame in splitter.feed(data):
                     self._receive(frame, writer)
+            self._fail("SGLang closed its connection")
         except (OSError, BadFrame) as error:
-            self._fail(f"connection to the engine: {error}")
+            self._fail(f"connection to SGLang: {error}")
         finally:
             writer.close()
 
@@ -120,26 +139,32 @@ class EngineProcess:
         else:
             self._on_frame(frame)
 
-    async def _watch(self) -> None:
-        code = await self._process.wait()
-        self._fail(f"SGLang's process ended with code {code}")
+    async def _watch(self, process: asyncio.subprocess.Process) -> None:
+        self._fail(f"SGLang's process ended with code {await process.wait()}")
 
     def _fail(self, text: str) -> None:
-        if self._stopping:
+        """The engine is lost (nothing to do when it was to end): kill what is left of it and say so."""
+        if self._ending:
             return
-        self._stopping = True
+        self._ending = True
         error = EngineFailed(self._with_log(text))
+        self._kill()
         started = self.ready.done() and (self._plugin.plain or self.capacity.done())
         for future in (self.ready, self.capacity):
             if not future.done():
                 future.set_exception(error)
-                future.exception()
+                future.exception()  # marks it as seen: nobody may wait for it
         if started:
             self._on_failed(str(error))
 
+    def _kill(self) -> None:
+        """Kill the worker's session: everything that SGLang started is in it."""
+        if self.pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+
     def _with_log(self, text: str) -> str:
-        lines = self._log.read_text(errors="replace").splitlines()[-_LOG_LINES:] if self._log.exists() else []
-        return "\n".join([text, *lines])
+        return "\n".join([text, *self.log.splitlines()[-_LOG_LINES:]])
 
     def _own(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(coroutine)
@@ -152,37 +177,23 @@ class EngineProcess:
         if writer is not None and not writer.is_closing():
             writer.write(pack(frame))
 
-    @property
-    def pid(self) -> int:
-        """The worker's process id."""
-        return self._process.pid
-
     async def stop(self) -> None:
-        """End all processes of the engine and remove its files. Safe after a failed start."""
-        self._stopping = True
-        if hasattr(self, "_process"):
+        """End all processes of the engine and remove its files. Safe at any time."""
+        self._ending = True
+        if self._process is not None:
             self.send("worker", Stop())
             try:
                 async with asyncio.timeout(self._settings.stop_timeout_s if "worker" in self._writers else 0):
                     await self._process.wait()
             except TimeoutError:
-                if self._process.returncode is None:
-                    self._process.kill()
+                self._kill()
                 await self._process.wait()
-        if hasattr(self, "_server"):
+        if self._server is not None:
             self._server.close()
         for writer in self._writers.values():
             writer.close()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if hasattr(self, "_scratch"):
+        if self._scratch is not None:
             shutil.rmtree(self._scratch, ignore_errors=True)
-
-
-def sweep(folder: Path) -> None:
-    """Remove what engines left whose service was killed: their sockets, logs and SGLang's temporary files."""
-    for leftover in folder.glob(f"{_PREFIX}*"):
-        pid = leftover.name.removeprefix(_PREFIX).split("-")[0]
-        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
-            shutil.rmtree(leftover, ignore_errors=True)

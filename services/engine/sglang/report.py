@@ -17,9 +17,14 @@ class Report:
     def __init__(self) -> None:
         self._sent: dict[str, int] = {}
         self._ending: dict[str, End] = {}
+        self._entered: list[str] = []
         self._states: list[State] = []
         self._tokens: list[Tokens] = []
         self._iterations: list[Iteration] = []
+
+    def entered(self, rid: str) -> None:
+        """A request has reached the scheduler."""
+        self._entered.append(rid)
 
     def state(self, rid: str, state: RequestState, cached_tokens: int = 0, restored_tokens: int = 0) -> None:
         """A request went on."""
@@ -56,15 +61,16 @@ class Report:
         for end in out:
             del self._ending[end.rid]
             self._sent.pop(end.rid, None)
-        if not (out or changes or self._states or self._tokens or self._iterations):
+        if not (out or changes or self._entered or self._states or self._tokens or self._iterations):
             return None
         step = Step(
             used_tokens=used_tokens,
+            entered=self._entered,
             states=self._states,
             tokens=self._tokens,
             ends=out,
             iterations=self._iterations,
             changes=changes,
         )
-        self._states, self._tokens, self._iterations = [], [], []
+        self._entered, self._states, self._tokens, self._iterations = [], [], [], []
         return step

@@ -87,6 +87,8 @@ class SymmetricScheduler(Scheduler):  # type: ignore[misc] # SGLang has no types
 
     def handle_generate_request(self, recv_req: Any, **rest: Any) -> None:
         """Take a request into the half that its phase hint names (decode without one)."""
+        assert self.attachment is not None
+        self.attachment.report.entered(recv_req.rid)
         if hinted_phase(recv_req.kv_hints) is not Phase.PREFILL:
             super().handle_generate_request(recv_req, **rest)
             return
