@@ -1,7 +1,7 @@
 """The one block key: a sha256 chain over tokens as little-endian u32, equal to SGLang's page hash for plain text.
 
-Published vectors: tests/data/block_key_vectors.json. Tenants and adapters start their chains from SGLang's own namespace
-seed, so that its storage hashes are these very keys.
+Tenants and adapters start their chains from SGLang's own namespace seed, so that its storage hashes are these very keys.
+Published vectors: tests/data/block_key_vectors.json.
 """
 
 import hashlib
