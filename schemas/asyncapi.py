@@ -11,9 +11,9 @@ from schemas.codec import VERSION, Message
 DOCUMENT = Path(__file__).parents[1] / "docs" / "asyncapi.yaml"
 CONTENT_TYPE = "application/vnd.msgpack"
 _TEXT = (
-    "Control messages of Evolving Infra over NATS. Payloads are MessagePack maps; byte strings (shown as base64 here) are "
-    "MessagePack bin. Every message has `v`; unknown keys are ignored, an unknown `v` is rejected. Requests are answered "
-    "on their reply subject; a failed one is answered with the headers Nats-Service-Error and Nats-Service-Error-Code."
+    "Control messages of Evolving Infra over NATS. Payloads are MessagePack maps; byte strings (shown as base64 here) "
+    "are MessagePack bin. Every message has `v`; unknown keys are ignored, an unknown `v` is rejected. Requests are "
+    "answered on their reply subject, failed ones with the headers Nats-Service-Error and Nats-Service-Error-Code."
 )
 
 

@@ -1,6 +1,6 @@
 """The one block key: a sha256 chain over tokens as little-endian u32, equal to SGLang's page hash for plain text.
 
-Tenants and adapters start their chains from SGLang's own namespace seed, so that its storage hashes are these very keys.
+Tenants and adapters start their chains from SGLang's own namespace seed: its storage hashes are these very keys.
 Published vectors: tests/data/block_key_vectors.json.
 """
 
