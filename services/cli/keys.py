@@ -14,8 +14,8 @@ OPERATOR = Member(Role.OPERATOR, "ei")
 class KeyPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Who takes part. `host` and `port` are where the broker listens; `store` where it keeps its streams."""
 
-    nodes: list[str]
-    routers: list[str] = ["r0"]
+    nodes: tuple[str, ...]
+    routers: tuple[str, ...] = ("r0",)
     partition: str = DEFAULT_PARTITION
     host: str = "0.0.0.0"
     port: int = 4222

@@ -30,6 +30,11 @@ class NodePhase(StrEnum):
     BOTH = "both"
 
 
+class DeploymentName(StrEnum):
+    COMPOSE = "compose"
+    SYSTEMD = "systemd"
+
+
 class Mode(StrEnum):
     ON = "on"
     OFF = "off"
@@ -62,6 +67,7 @@ def up(
     config: Annotated[
         list[str] | None, typer.Option("--set", help="A setting, SERVICE.KEY=VALUE, such as engine.max_running=8.")
     ] = None,
+    logs: Annotated[Path | None, typer.Option(help="Keep the logs of all services in this folder.")] = None,
 ) -> None:
     """Run a local cluster until Ctrl-C: broker, router, planner, directory and nodes."""
     from services.cli.cluster.up import UpOptions, run_cluster
@@ -76,6 +82,7 @@ def up(
                 port=port,
                 split=split,
                 settings=config or [],
+                logs=logs,
             )
         )
     )
@@ -227,6 +234,35 @@ def replay(
         json_file.write_bytes(msgspec.json.format(msgspec.json.encode(report, enc_hook=str)))
     if report.summary.failed:
         raise typer.Exit(1)
+
+
+@app.command()
+def keys(
+    folder: Annotated[Path, typer.Argument(help="Gets keys/*.nk and nats.conf; keys that are there stay.")],
+    nodes: Annotated[str, typer.Option(help="Names of the nodes, separated by commas.")] = "node-0",
+    host: Annotated[str, typer.Option(help="Address on which the broker listens.")] = "0.0.0.0",
+    port: Annotated[int, typer.Option(help="Port on which the broker listens.")] = 4222,
+    store: Annotated[Path, typer.Option(help="Where the broker keeps its streams.")] = Path("/var/lib/nats"),
+) -> None:
+    """Make a key for every service and the broker's configuration with what each key may do."""
+    from services.cli.keys import KeyPlan, write
+
+    names = tuple(name.strip() for name in nodes.split(",") if name.strip())
+    for path in write(folder, KeyPlan(nodes=names, host=host, port=port, store=store)):
+        typer.echo(str(path))
+
+
+@app.command()
+def config(
+    deployment: DeploymentName,
+    folder: Annotated[Path, typer.Argument(help="Gets one TOML file per service.")],
+    nodes: Annotated[int, typer.Option(min=1, help="Number of nodes.")] = 3,
+) -> None:
+    """Write the settings of every service for compose or systemd, from the catalogue that `ei up` uses."""
+    from services.cli.config import Deployment, write_config
+
+    for path in write_config(Deployment(deployment.value), nodes, folder):
+        typer.echo(str(path))
 
 
 @app.command()

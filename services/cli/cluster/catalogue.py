@@ -29,13 +29,21 @@ class Kind(StrEnum):
 
 STAGE = {Kind.KVPOOL: 1, Kind.DIRECTORY: 2, Kind.PLANNER: 2, Kind.ENGINE: 3, Kind.ROUTER: 4}
 """Services of one stage start and stop together; the broker is stage 0."""
+_ROLES = {
+    Kind.KVPOOL: Role.KVPOOL,
+    Kind.DIRECTORY: Role.DIRECTORY,
+    Kind.PLANNER: Role.PLANNER,
+    Kind.ENGINE: Role.ENGINE,
+    Kind.ROUTER: Role.ROUTER,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Places:
     """Where a deployment keeps its things.
 
-    `keys` None: a broker without keys. `ports`: fixed HTTP ports by kind, any free one where there is none.
+    `keys` None: no key, or one that the environment names. `ports`: HTTP port of the first of each kind, the next one
+    for the second; any free one where there is none. `transport` is how pools reach one another.
     `sockets`, `arenas`, `state` are directories; `prefix` starts the name of every arena.
     """
 
@@ -47,6 +55,7 @@ class Places:
     prefix: str = "ei-"
     http_host: str = "127.0.0.1"
     ports: dict[Kind, int] = field(default_factory=dict)
+    transport: str = "shm"
     ports_dir: str = ""
     partition: str = DEFAULT_PARTITION
 
@@ -55,6 +64,10 @@ class Places:
 
     def socket(self, node: str) -> Path:
         return self.sockets / f"{node}.sock"
+
+    def port(self, kind: Kind, index: int) -> int:
+        first = self.ports.get(kind, 0)
+        return first + index if first else 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +85,16 @@ class NodePlan:
     @property
     def names(self) -> list[str]:
         return list(self.phases)
+
+    @property
+    def arena_bytes(self) -> int:
+        """About what the arena of one node takes."""
+        return self.l2_tokens // self.block_size * (self.block_bytes + 256)
+
+    @property
+    def split(self) -> str:
+        prefill, decode = (list(self.phases.values()).count(phase) for phase in (Phase.PREFILL, Phase.DECODE))
+        return f"split {prefill}P{decode}D" if prefill else "one node for both phases"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,9 +118,14 @@ class ServiceSpec:
         return STAGE[self.kind]
 
     @property
+    def label(self) -> str:
+        """What people call it: its name, the router `router`."""
+        return "router" if self.kind is Kind.ROUTER else self.name
+
+    @property
     def file(self) -> str:
         """The name of its configuration file."""
-        return f"{self.name}.toml"
+        return f"{self.label}.toml"
 
 
 def default_split(nodes: int) -> dict[str, Phase]:
@@ -116,29 +144,29 @@ def phases_of(split: Split) -> dict[str, Phase]:
 
 def services_of(places: Places, plan: NodePlan) -> list[ServiceSpec]:
     """Every service of a deployment with all its settings, in the order in which they start."""
-    specs = [_kvpool(places, plan, node) for node in plan.names]
+    specs = [_kvpool(places, plan, index, node) for index, node in enumerate(plan.names)]
     specs += [_directory(places), _planner(places, plan)]
-    specs += [_engine(places, plan, node) for node in plan.names]
+    specs += [_engine(places, plan, index, node) for index, node in enumerate(plan.names)]
     return [*specs, _router(places, plan)]
 
 
-def _spec(places: Places, kind: Kind, role: Role, name: str, client: str, settings: dict[str, Any]) -> ServiceSpec:
-    """What all services are told. `client` is the name its key is issued to."""
+def _spec(places: Places, kind: Kind, name: str, settings: dict[str, Any], *, index: int = 0) -> ServiceSpec:
+    """What all services are told, and what this one is. Its key is issued to its node, or to its own name."""
     common: dict[str, Any] = {
         "name": name,
         "nats_url": places.nats_url,
         "partition": places.partition,
         "http_host": places.http_host,
-        "http_port": places.ports.get(kind, 0),
+        "http_port": places.port(kind, index),
     }
     if places.keys is not None:
-        common["nats_nkey"] = str(key_path(places.keys, Member(role, client)))
+        common["nats_nkey"] = str(key_path(places.keys, Member(_ROLES[kind], settings.get("node", name))))
     if places.ports_dir:
         common["ports_dir"] = places.ports_dir
     return ServiceSpec(name=name, kind=kind, settings=common | settings)
 
 
-def _kvpool(places: Places, plan: NodePlan, node: str) -> ServiceSpec:
+def _kvpool(places: Places, plan: NodePlan, index: int, node: str) -> ServiceSpec:
     settings = {
         "node": node,
         "model": plan.model_name,
@@ -147,30 +175,28 @@ def _kvpool(places: Places, plan: NodePlan, node: str) -> ServiceSpec:
         "capacity_blocks": plan.l2_tokens // plan.block_size,
         "arena": str(places.arena(node)),
         "socket": str(places.socket(node)),
+        "transport": places.transport,
     }
-    return _spec(places, Kind.KVPOOL, Role.KVPOOL, f"kvpool-{node}", node, settings)
+    return _spec(places, Kind.KVPOOL, f"kvpool-{node}", settings, index=index)
 
 
 def _directory(places: Places) -> ServiceSpec:
-    settings = {"state_dir": str(places.state)}
-    return _spec(places, Kind.DIRECTORY, Role.DIRECTORY, "directory", "directory", settings)
+    return _spec(places, Kind.DIRECTORY, "directory", {"state_dir": str(places.state)})
 
 
 def _planner(places: Places, plan: NodePlan) -> ServiceSpec:
-    settings = {"block_size": plan.block_size}
-    return _spec(places, Kind.PLANNER, Role.PLANNER, "planner", "planner", settings)
+    return _spec(places, Kind.PLANNER, "planner", {"block_size": plan.block_size})
 
 
-def _engine(places: Places, plan: NodePlan, node: str) -> ServiceSpec:
+def _engine(places: Places, plan: NodePlan, index: int, node: str) -> ServiceSpec:
     settings = {
         "node": node,
         "engine": plan.engine,
         "phase": plan.phases[node].value,
         "pool_socket": str(places.socket(node)),
     }
-    return _spec(places, Kind.ENGINE, Role.ENGINE, f"engine-{node}", node, settings)
+    return _spec(places, Kind.ENGINE, f"engine-{node}", settings, index=index)
 
 
 def _router(places: Places, plan: NodePlan) -> ServiceSpec:
-    settings = {"tokenizer": plan.model}
-    return _spec(places, Kind.ROUTER, Role.ROUTER, ROUTER_NAME, ROUTER_NAME, settings)
+    return _spec(places, Kind.ROUTER, ROUTER_NAME, {"tokenizer": plan.model})

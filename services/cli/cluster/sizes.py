@@ -7,12 +7,12 @@ import msgspec
 from msgspec import Meta
 
 from schemas.phase import Phase, Split
-from services.cli.cluster.catalogue import default_split, phases_of
+from services.cli.cluster.catalogue import NodePlan, default_split, phases_of
+from services.engine.sglang.config import SglangSettings
+from services.engine.sglang.model import ModelMissing, prepare
+from services.engine.timed.settings import TimedSettings
 
-BLOCK_SIZE = 16
 FLOAT32_BYTES = 4
-TIMED_MODEL = "timed"
-TIMED_BLOCK_BYTES = 4096
 L2_TOKENS = {"timed": 65_536, "sglang": 8_192}
 """Tokens of host memory per node: 16 MB for a timed node, 380 MB for SmolLM2 in float32."""
 
@@ -58,3 +58,33 @@ def initial_phases(nodes: int, split: str | None) -> dict[str, Phase]:
     if wanted.prefill + wanted.decode != nodes or not (wanted.prefill and wanted.decode):
         raise SizeError(f"split {split} is not one of {nodes} nodes with at least one of each phase")
     return phases_of(wanted)
+
+
+def plan_nodes(nodes: int, engine: str, model: Path | None, split: str | None) -> NodePlan:
+    """What every node of a local cluster runs. SizeError when the model or the split cannot be used."""
+    phases = initial_phases(nodes, split)
+    if engine == "timed":
+        timed = TimedSettings()
+        return NodePlan(
+            engine=engine,
+            model="" if model is None else str(model.resolve()),
+            model_name=timed.model,
+            block_size=timed.block_size,
+            block_bytes=timed.block_bytes,
+            l2_tokens=L2_TOKENS[engine],
+            phases=phases,
+        )
+    defaults = SglangSettings()
+    try:
+        folder = model.resolve() if model is not None else prepare()
+    except ModelMissing as error:
+        raise SizeError(f"{error} (or take the timed engine: --engine timed)") from error
+    return NodePlan(
+        engine=engine,
+        model=str(folder),
+        model_name=defaults.model if model is None else folder.name.lower(),
+        block_size=defaults.block_size,
+        block_bytes=kv_token_bytes(folder) * defaults.block_size,
+        l2_tokens=L2_TOKENS[engine],
+        phases=phases,
+    )

@@ -101,7 +101,7 @@ class LocalRun:
             return None, None
         keys = self._directory.place("keys")
         subjects = Subjects(DEFAULT_PARTITION)
-        paths = write_keys(keys, members(KeyPlan(nodes=self._plan.names)))
+        paths = write_keys(keys, members(KeyPlan(nodes=tuple(self._plan.names))))
         config = BrokerConfig(users=users(paths, subjects), anonymous=grant(Role.ANONYMOUS, subjects))
         broker = Broker(self._directory.place("broker"), config)
 
@@ -138,9 +138,8 @@ class LocalRun:
         return call
 
     def _child(self, spec: ServiceSpec, call: Callable[[], int]) -> Child:
-        log = self._logs / f"{spec.name}.log"
-        name = "router" if spec.kind is Kind.ROUTER else spec.name
-        return Child(name, spec.stage, lambda: fork_call(call, log, [self._directory.lock_descriptor]), log)
+        log = self._logs / f"{spec.label}.log"
+        return Child(spec.label, spec.stage, lambda: fork_call(call, log, [self._directory.lock_descriptor]), log)
 
     def _first_state(self, places: Places) -> ClusterState:
         return ClusterState(
