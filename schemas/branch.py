@@ -1,13 +1,15 @@
 """Branch lifecycle events: what a harness, a hook or the router says about a branch."""
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
-from schemas.codec import Decoder, Message, UnixTime
+from schemas.codec import Decoder, Message, RejectedMessage, UnixTime
 from schemas.kv import checked_key, keys_of
+from schemas.subjects import tenant_mark
 
 BranchId = Annotated[str, Meta(min_length=1, max_length=256)]
 Count = Annotated[int, Meta(ge=0)]
@@ -92,3 +94,17 @@ class BranchInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 BRANCH_EVENT = Decoder(BranchEvent)
+
+
+def decode_branch_event(data: bytes, headers: Mapping[str, str], subject: str) -> BranchEvent:
+    """A branch event as it arrived: JSON if its content-type header says so, else MessagePack; RejectedMessage.
+
+    The broker lets a client publish the subjects of its tenant only, so an event must be of the tenant of its subject.
+    """
+    kind = next((value for key, value in headers.items() if key.lower() == "content-type"), "")
+    as_json = kind.partition(";")[0].strip().lower() == "application/json"
+    event = BRANCH_EVENT.decode_json(data) if as_json else BRANCH_EVENT.decode(data)
+    shard = subject.rpartition(".")[2]
+    if shard[:-2] != tenant_mark(event.tenant):
+        raise RejectedMessage("tenant", f"BranchEvent: tenant {event.tenant!r} does not speak on {subject}")
+    return event

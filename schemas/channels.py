@@ -33,7 +33,7 @@ class Channel(NamedTuple):
 
 PARAMETERS = {
     "partition": "Independent part of a cluster; p0 by default",
-    "shard": "First two hex digits of the sha256 of the branch id: all events of a branch travel in order",
+    "shard": "First two hex digits of the sha256 of the branch id, after the mark of its tenant (none for the default)",
     "node": "Name of a node, [a-z0-9-]",
     "router": "Name of a router, [a-z0-9-]",
 }

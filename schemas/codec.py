@@ -17,7 +17,7 @@ Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 
 
 class RejectedMessage(ValueError):
-    """Bytes that are not the message they should be; `reason` is `version`, `schema` or `bytes`."""
+    """Bytes that are not the message they should be; `reason` is `version`, `schema`, `bytes` or `tenant`."""
 
     def __init__(self, reason: str, text: str) -> None:
         super().__init__(text)

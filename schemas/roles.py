@@ -4,7 +4,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from schemas.streams import Stream, branch_stream, phase_stream, planner_stream
-from schemas.subjects import Subjects
+from schemas.subjects import SHARDS, Subjects
 
 
 class Role(StrEnum):
@@ -55,7 +55,8 @@ def stream_use(stream: Stream) -> list[str]:
 def grant(role: Role, subjects: Subjects, name: str = Subjects.ANY) -> Grant:
     """What a client of `role` named `name` may do; the default name stands for any."""
     if role is Role.ANONYMOUS:
-        return Grant([subjects.branch_events()], ["_INBOX.*", "_INBOX.*.*"], responds=False, unheard=["_INBOX.*.*.>"])
+        says = [f"{subjects.prefix}.branch.event.{shard}" for shard in SHARDS]
+        return Grant(says, ["_INBOX.*", "_INBOX.*.*"], responds=False, unheard=["_INBOX.*.*.>"])
     publish, subscribe, streams = _OF_ROLE[role](subjects, name)
     if streams:
         publish += ["$JS.API.STREAM.NAMES", *(use for stream in streams for use in stream_use(stream))]

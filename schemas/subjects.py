@@ -43,9 +43,17 @@ def parse(subject: str) -> Subject:
     return Subject(parts[1], parts[2], parts[3], parts[4] if len(parts) == 5 else None)
 
 
-def branch_shard(branch: str) -> str:
-    """The two hex digits under which all events of one branch travel, in order."""
-    return hashlib.sha256(branch.encode()).hexdigest()[:2]
+SHARDS = [f"{number:02x}" for number in range(256)]
+
+
+def tenant_mark(tenant: str) -> str:
+    """What the shards of a tenant begin with, so that the broker can tell tenants apart; "" for the default one."""
+    return hashlib.sha256(tenant.encode()).hexdigest()[:16] + "-" if tenant else ""
+
+
+def branch_shard(branch: str, tenant: str = "") -> str:
+    """The token under which all events of one branch travel, in order: its tenant's mark and two hex digits."""
+    return tenant_mark(tenant) + hashlib.sha256(branch.encode()).hexdigest()[:2]
 
 
 class Subjects:
@@ -60,8 +68,8 @@ class Subjects:
     def _of(self, path: str, entity: str) -> str:
         return f"{self.prefix}.{path}.{entity if entity == self.ANY else checked_name(entity)}"
 
-    def branch_event(self, branch: str) -> str:
-        return f"{self.prefix}.branch.event.{branch_shard(branch)}"
+    def branch_event(self, branch: str, tenant: str = "") -> str:
+        return f"{self.prefix}.branch.event.{branch_shard(branch, tenant)}"
 
     def branch_events(self) -> str:
         return f"{self.prefix}.branch.event.*"

@@ -115,5 +115,8 @@ def test_only_the_planner_publishes_commands() -> None:
     assert allowed == [Role.PLANNER]
 
 
-def test_without_a_key_only_branch_events() -> None:
-    assert grant(Role.ANONYMOUS, SUBJECTS).publish == ["ei.p0.branch.event.*"]
+def test_without_a_key_only_branch_events_of_the_default_tenant() -> None:
+    allowed = grant(Role.ANONYMOUS, SUBJECTS).publish
+    assert all(subject.startswith("ei.p0.branch.event.") for subject in allowed)
+    assert SUBJECTS.branch_event("any branch") in allowed
+    assert SUBJECTS.branch_event("any branch", "acme") not in allowed

@@ -1,12 +1,16 @@
 """The codec: one map, one version, one error."""
 
 import msgpack
+import msgspec
 import pytest
 
-from schemas.branch import BRANCH_EVENT, BranchEvent, BranchEventType
+from schemas.branch import BRANCH_EVENT, BranchEvent, BranchEventType, decode_branch_event
 from schemas.codec import RejectedMessage, encode
 from schemas.kv import KV_LOCATION, ChangeType, KvLocation, LocationChange, Tier, keys_of
 from schemas.phase import Phase, Split
+from schemas.subjects import Subjects
+
+SUBJECTS = Subjects()
 
 EVENT = BranchEvent(id="e1", t=12.5, branch="b.1 *>", type=BranchEventType.FORK, parent="b.0")
 
@@ -20,6 +24,27 @@ def test_the_wire_is_a_plain_map_with_the_version_first() -> None:
 def test_json_is_read_as_well() -> None:
     text = b'{"v":1,"id":"e1","t":12.5,"branch":"b.1 *>","type":"fork","parent":"b.0"}'
     assert BRANCH_EVENT.decode_json(text) == EVENT
+
+
+@pytest.mark.parametrize("header", ["content-type", "Content-Type"])
+@pytest.mark.parametrize("value", ["application/json", "Application/JSON; charset=utf-8"])
+def test_branch_events_are_json_when_their_header_says_so(header: str, value: str) -> None:
+    text = b'{"id":"e1","t":12.5,"branch":"b.1 *>","type":"fork","parent":"b.0"}'
+    subject = SUBJECTS.branch_event(EVENT.branch)
+    assert decode_branch_event(text, {header: value}, subject) == EVENT
+    assert decode_branch_event(encode(EVENT), {}, subject) == EVENT
+    assert decode_branch_event(encode(EVENT), {header: "application/vnd.msgpack"}, subject) == EVENT
+    with pytest.raises(RejectedMessage):
+        decode_branch_event(text, {}, subject)
+
+
+def test_a_branch_event_must_be_of_the_tenant_of_its_subject() -> None:
+    theirs = msgspec.structs.replace(EVENT, tenant="acme")
+    assert decode_branch_event(encode(theirs), {}, SUBJECTS.branch_event(EVENT.branch, "acme")) == theirs
+    for event, tenant in ((theirs, ""), (theirs, "other"), (EVENT, "acme")):
+        with pytest.raises(RejectedMessage, match=r"tenant .* does not speak on ei\.p0\.branch\.event") as caught:
+            decode_branch_event(encode(event), {}, SUBJECTS.branch_event(EVENT.branch, tenant))
+        assert caught.value.reason == "tenant"
 
 
 def test_the_version_may_be_left_out() -> None:

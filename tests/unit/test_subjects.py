@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.subjects import DIRECT_TOPICS, Subjects, branch_shard, checked_name, parse
+from services.bus.subjects import matches
 
 names = st.from_regex(r"[a-z0-9-]{1,63}", fullmatch=True)
 SUBJECTS = Subjects("p0")
@@ -63,6 +64,13 @@ def test_no_two_subjects_are_the_same() -> None:
 )
 def test_the_names_of_the_contract(subject: str, expected: str) -> None:
     assert subject == expected
+
+
+@given(st.text(), st.text())
+def test_tenants_have_subjects_of_their_own(one: str, other: str) -> None:
+    if one != other:
+        assert SUBJECTS.branch_event("b", one) != SUBJECTS.branch_event("b", other)
+    assert matches(SUBJECTS.branch_events(), SUBJECTS.branch_event("b", one))
 
 
 @given(st.text())
