@@ -29,13 +29,13 @@ class Announcements:
         self.waiting: list[Announcement] = []
 
     def came(self, holding: Holding, run: Run, new: Spans) -> None:
-        """Blocks came to an L2 holding."""
+        """Blocks came to an L2 holding. Said even where neither bit is set: a word on a former copy of the same block
+        may have reached the pool after this one came."""
         referenced = sets.both(new, run.referenced(holding.node))
-        beyond = _beyond(new, run.reach)
         holding.referenced += sets.size(referenced)
-        holding.unreachable += sets.size(beyond)
+        holding.unreachable += sets.size(_beyond(new, run.reach))
         self._say(holding, run, referenced, referenced=True)
-        self._say(holding, run, sets.minus(beyond, referenced) if beyond else beyond, referenced=False)
+        self._say(holding, run, sets.minus(new, referenced), referenced=False)
 
     def left(self, holding: Holding, run: Run, gone: Spans) -> None:
         """Blocks left an L2 holding."""

@@ -30,7 +30,8 @@ class Anchor(NamedTuple):
 class Branch:
     """`fresh`: its next request defines the context, whatever it shares with the last one. `departed`: anchors of
     contexts that did not extend the branch when they came. `kept`: runs on which a prefill claim of the branch lies on
-    another node than its prefill node. `life`: how often it has ended. `seen`: monotonic seconds of its last activity."""
+    another node than its prefill node. `life`: how often it has ended. `seen`: its last activity (monotonic seconds).
+    """
 
     __slots__ = (
         "anchor", "blocks", "claim", "decode", "departed", "fresh", "inferred", "kept", "key", "kind", "life",

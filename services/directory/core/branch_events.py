@@ -163,26 +163,28 @@ class BranchEvents:
         self._references.claim(branch, None if tip is None else Claim(tip, prefill, decode), blocks)
 
     def _tip(self, branch: Branch, event: BranchEvent, blocks: int) -> Tip | None:
-        """Where the context ends in the tree: at its last key, if the tree knows it; else its new keys are added
-        behind the last block of its base. None when base or keys are missing or do not fit."""
-        found = self._references.tree.find(event.tip) if event.tip is not None else None
-        if found is not None:
-            tip = (found[0], found[1] + 1)
-            if depth(tip) in (blocks, None):
-                return tip
-        keys = keys_view(event.keys)
-        if not len(keys) or event.base_blocks + len(keys) != blocks or event.tip not in (None, keys[-1]):
-            return None
-        base = event.base
-        if event.base_blocks and base is None and branch.claim is not None:
-            base = key_from_end(branch.claim.tip, branch.blocks - event.base_blocks)
-        if event.base_blocks and base is None:
-            return None
-        pieces = self._references.tree.insert(base, keys).pieces
-        if sum(last - first for _, first, last in pieces) != len(keys):
-            return None
-        run, _, last = pieces[-1]
-        return run, last
+        """Where the context ends in the tree: at its last key, if the tree knows all that leads to it; else its new
+        keys are added behind the last block of its base. None when base or keys are missing or do not fit."""
+        tree = self._references.tree
+        found = tree.find(event.tip) if event.tip is not None else None
+        known = (found[0], found[1] + 1) if found is not None else None
+        if known is not None and depth(known) == blocks:
+            return known
+        base, keys = self._base(branch, event), keys_view(event.keys)
+        fits = event.base_blocks + len(keys) == blocks and event.tip in (None, keys[-1] if len(keys) else None)
+        if not len(keys) or not fits or (event.base_blocks and base is None):
+            return known if known is not None and depth(known) is None else None
+        pieces = tree.insert(base, keys).pieces
+        run, _, last = pieces[-1] if pieces else (tree.root, 0, 0)
+        complete = sum(last - first for _, first, last in pieces) == len(keys)
+        return (run, last) if complete and depth((run, last)) in (blocks, None) else None
+
+    def _base(self, branch: Branch, event: BranchEvent) -> int | None:
+        """The key of the last block before the event's keys; None at the start of a context, or when it is unknown."""
+        if not event.base_blocks or event.base is not None:
+            return event.base if event.base_blocks else None
+        back = branch.blocks - event.base_blocks
+        return key_from_end(branch.claim.tip, back) if branch.claim is not None and back >= 0 else None
 
 
 def _older(event: BranchEvent, branch: Branch) -> bool:

@@ -93,7 +93,7 @@ class PrefixTree:
         return Inserted(pieces, orphan)
 
     def locate(self, keys: Keys) -> tuple[list[Piece], int]:
-        """Where these keys stand, and how many of them are unknown."""
+        """Where these keys stand, in whatever order they are, and how many of them are unknown."""
         pieces: list[Piece] = []
         done = unknown = 0
         while done < len(keys):
@@ -103,6 +103,8 @@ class PrefixTree:
                 continue
             run, position = place
             while same := run.common(position, keys, done):
+                if keys[done : done + same].tobytes() != run.packed(position, position + same):
+                    same = 1
                 pieces.append((run, position, position + same))
                 done, position = done + same, position + same
                 child = run.children.get(keys[done]) if done < len(keys) else None
@@ -192,7 +194,7 @@ class PrefixTree:
     def _grow(self, run: Run, position: int, keys: Keys) -> tuple[Run, int]:
         """Add new keys after offset position-1 of `run`: at its end, or as a run of their own below it."""
         if run is not self.root and position == len(run.keys):
-            run.keys.frombytes(keys)
+            run.keys.frombytes(keys.tobytes())
             self._book(run, keys)
         else:
             parent, offset = run, position

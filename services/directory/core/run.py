@@ -97,7 +97,7 @@ class Run:
         self.offset = offset
         self.orphan_of: int | None = None
         self.keys = array("Q")
-        self.keys.frombytes(keys)
+        self.keys.frombytes(keys.tobytes())
         self.children: dict[int, Run] = {}
         self.forks = Ends()
         self.held: dict[Holding, Spans] = {}

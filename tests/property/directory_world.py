@@ -1,0 +1,331 @@
+"""Nodes, routers and a bus around a directory and its model: messages of both, and everything that goes wrong."""
+
+import random
+from collections.abc import Iterable
+
+from directory_model import Context, Model, key_of, keys_of, pack
+
+from schemas.branch import BranchEvent, BranchEventType, BranchKind
+from schemas.directory import MatchQuery, MatchReply
+from schemas.kv import ChangeType, KvLocation, LocationChange, SnapshotPart, Tier
+from schemas.kv import keys_of as unpack
+from services.directory.core.directory import Directory, DirectoryConfig
+from services.directory.core.effects import Effect, NeedSnapshot, NodeLost, ReferencesChanged
+from services.directory.core.run import Run, path
+
+LEASE_S, NODE_TIMEOUT_S = 40.0, 15.0
+
+
+class Pool:
+    """The truth of one node: what it holds, what it said, and the bits (referenced, unreachable) it was told."""
+
+    def __init__(self) -> None:
+        self.incarnation = 0
+        self.restart()
+
+    def restart(self) -> None:
+        self.incarnation += 1
+        self.held: dict[Tier, dict[int, Context]] = {tier: {} for tier in Tier}
+        self.bits: dict[int, tuple[bool, bool]] = {}
+        self.seq = 0
+        self.on_the_way: list[KvLocation] = []
+        self.sent: list[KvLocation] = []
+
+    def put(self, tier: Tier, piece: dict[int, Context]) -> None:
+        new = piece.keys() - self.held[tier].keys()
+        self.held[tier] |= piece
+        if tier is Tier.L2:
+            self.bits |= dict.fromkeys(new, (False, False))
+
+    def take(self, tier: Tier, keys: Iterable[int]) -> None:
+        for key in keys:
+            del self.held[tier][key]
+            if tier is Tier.L2:
+                del self.bits[key]
+
+    def told(self, change: ReferencesChanged) -> None:
+        if change.full:
+            self.bits = dict.fromkeys(self.bits, (False, False))
+        for key in unpack(change.keys).tolist():
+            if key in self.bits:
+                self.bits[key] = (change.referenced, change.unreachable)
+
+
+class Feed:
+    """Which messages of a node count, naively."""
+
+    def __init__(self) -> None:
+        self.begin(0)
+
+    def begin(self, incarnation: int) -> None:
+        self.incarnation, self.seq, self.synced = incarnation, 0, True
+        self.waiting: dict[int, KvLocation] = {}
+
+
+class World:
+    """`directory` and `model` are told the same, in the same order; `asked` nodes owe a snapshot."""
+
+    def __init__(self, nodes: tuple[str, ...], remember_blocks: int) -> None:
+        self.now = 1000.0
+        config = DirectoryConfig(
+            remember_blocks=remember_blocks,
+            branch_lease_s=LEASE_S,
+            node_timeout_s=NODE_TIMEOUT_S,
+            pending_lease_s=60.0,
+        )
+        self.directory = Directory(config, incarnation=1)
+        self.model = Model(nodes, LEASE_S)
+        self.pools = {node: Pool() for node in nodes}
+        self.feeds = {node: Feed() for node in nodes}
+        self.heard: dict[str, float] = {}
+        self.contexts: list[Context] = [()]
+        self.asked: set[str] = set()
+        self.snapshots = 0
+
+    def perform(self, effects: Iterable[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, NeedSnapshot):
+                assert effect.node not in self.asked, "a second snapshot was asked while one is under way"
+                self.asked.add(effect.node)
+                self.feeds[effect.node].synced = False
+            elif isinstance(effect, ReferencesChanged):
+                self.pools[effect.node].told(effect)
+            elif isinstance(effect, NodeLost):
+                assert self.now - self.heard[effect.node] > NODE_TIMEOUT_S
+                self.forget(effect.node)
+                self.feeds[effect.node].synced = False
+
+    def forget(self, node: str) -> None:
+        """The model's view of the node is void, and so is a snapshot under way."""
+        self.model.lost(node)
+        self.asked.discard(node)
+
+    def drain(self) -> None:
+        while self.directory.has_work:
+            self.perform(self.directory.work(7))
+
+    def context(self, rnd: random.Random, most: int = 6) -> Context:
+        """Something that was there before, cut, and something new: labels are few, so that paths meet."""
+        base = rnd.choice(self.contexts[-30:])
+        context = base[: rnd.randint(0, len(base))] + tuple(rnd.randrange(3) for _ in range(rnd.randint(0, most)))
+        self.contexts.append(context)
+        return context
+
+    # what nodes do and say
+
+    def change(self, node: str, rnd: random.Random) -> LocationChange | None:
+        """Something happens on a node; the change it reports."""
+        pool, tier = self.pools[node], rnd.choice(tuple(Tier))
+        context = self.context(rnd)
+        if not context:
+            return None
+        first = rnd.randint(0, len(context) - 1) if rnd.random() < 0.5 else 0
+        last = rnd.randint(first + 1, len(context))
+        piece = {key_of(context[: end + 1]): context[: end + 1] for end in range(first, last)}
+        parent = key_of(context[:first]) if first else None
+        choice = rnd.random()
+        if choice < 0.55:
+            pool.put(tier, piece)
+            return LocationChange(type=ChangeType.STORED, tier=tier, parent=parent, hashes=pack(list(piece)))
+        if choice < 0.9:
+            gone = [key for key in piece if key in pool.held[tier]]
+            gone = gone or rnd.sample(list(pool.held[tier]), min(len(pool.held[tier]), 3))
+            pool.take(tier, gone)
+            return LocationChange(type=ChangeType.REMOVED, tier=tier, hashes=pack(gone))
+        if choice < 0.98:
+            origin = Tier.L1 if tier is Tier.L2 else Tier.L2
+            if any(key not in pool.held[origin] for key in piece):
+                return None
+            pool.put(tier, piece)
+            pool.take(origin, piece)
+            hashes = pack(list(piece))
+            return LocationChange(type=ChangeType.MOVED, tier=tier, origin=origin, parent=parent, hashes=hashes)
+        pool.take(tier, list(pool.held[tier]))
+        return LocationChange(type=ChangeType.CLEARED, tier=tier)
+
+    def say(self, node: str, rnd: random.Random) -> None:
+        """A node changes and puts the message on its way."""
+        changes = [change for _ in range(rnd.randint(1, 4)) if (change := self.change(node, rnd)) is not None]
+        if changes:
+            pool = self.pools[node]
+            pool.seq += 1
+            message = KvLocation(node=node, incarnation=pool.incarnation, seq=pool.seq, changes=changes)
+            pool.on_the_way.append(message)
+            pool.sent.append(message)
+
+    def heartbeat(self, node: str) -> None:
+        pool = self.pools[node]
+        self.deliver(KvLocation(node=node, incarnation=pool.incarnation, seq=pool.seq, changes=[]))
+
+    def deliver(self, message: KvLocation) -> None:
+        node, feed = message.node, self.feeds[message.node]
+        if message.incarnation >= feed.incarnation:
+            self.heard[node] = self.now
+        if message.incarnation > feed.incarnation:
+            if feed.incarnation:
+                self.forget(node)
+            feed.begin(message.incarnation)
+        behind = False
+        if message.incarnation == feed.incarnation and message.seq > feed.seq:
+            if message.changes and feed.synced and message.seq == feed.seq + 1:
+                feed.seq += 1
+                self.believe(message)
+            else:
+                behind = True
+                if message.changes:
+                    feed.waiting[message.seq] = message
+        self.perform(self.directory.on_location(message, self.now))
+        self.drain()
+        if behind:
+            feed.synced = False
+            retry = self.directory.locations.nodes[node].retry_at
+            assert node in self.asked or retry is not None, "messages were lost and no snapshot was asked"
+
+    def believe(self, message: KvLocation) -> None:
+        """The model takes in a message in order."""
+        node = message.node
+        for change in message.changes:
+            keys = unpack(change.hashes).tolist()
+            if change.type is ChangeType.CLEARED:
+                self.model.view[node][change.tier].clear()
+            elif change.type is ChangeType.REMOVED:
+                self.model.removed(node, change.tier, keys)
+            else:
+                self.model.stored(node, change.tier, keys)
+                if change.origin is not None:
+                    self.model.removed(node, change.origin, keys)
+
+    def answer(self, node: str, rnd: random.Random) -> None:
+        """A node's dump as of now, in parts, block by block in any order; what is on the way may be older."""
+        pool, feed = self.pools[node], self.feeds[node]
+        self.asked.discard(node)
+        self.heard[node] = self.now
+        self.model.lost(node)
+        for tier in Tier:
+            self.model.stored(node, tier, list(pool.held[tier]))
+        if pool.incarnation != feed.incarnation:
+            feed.begin(pool.incarnation)
+        feed.seq = pool.seq
+        feed.waiting = {seq: message for seq, message in feed.waiting.items() if seq > feed.seq}
+        assert not feed.waiting, "a message is newer than the node's own count"
+        feed.synced = True
+        for part in self.parts(node, rnd):
+            self.perform(self.directory.on_snapshot(part, self.now))
+        self.drain()
+
+    def parts(self, node: str, rnd: random.Random) -> list[SnapshotPart]:
+        pool = self.pools[node]
+        changes = [
+            LocationChange(
+                type=ChangeType.STORED,
+                tier=tier,
+                hashes=pack([key]),
+                parent=key_of(context[:-1]) if context[:-1] else None,
+            )
+            for tier in Tier
+            for key, context in pool.held[tier].items()
+        ]
+        rnd.shuffle(changes)
+        cuts = sorted(rnd.randint(0, len(changes)) for _ in range(rnd.randint(0, 3)))
+        self.snapshots += 1
+        return [
+            SnapshotPart(
+                node=node,
+                incarnation=pool.incarnation,
+                seq=pool.seq,
+                snapshot=f"s{self.snapshots}",
+                changes=changes[first:last],
+                next_cursor=None if last == len(changes) and number == len(cuts) else number + 1,
+            )
+            for number, (first, last) in enumerate(zip([0, *cuts], [*cuts, len(changes)], strict=True))
+        ]
+
+    def fail(self, node: str) -> None:
+        self.asked.discard(node)
+        self.directory.on_snapshot_failed(node, self.now)
+
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+        self.perform(self.directory.tick(self.now))
+        self.model.tick(self.now)
+        self.drain()
+
+    def repair(self, rnd: random.Random) -> None:
+        """Until nothing is owed: heartbeats show what was lost, and snapshots bring it."""
+        for pool in self.pools.values():
+            pool.on_the_way.clear()
+        for _ in range(20):
+            for node in self.pools:
+                self.heartbeat(node)
+            for node in list(self.asked):
+                self.answer(node, rnd)
+            if not self.directory.locations.unsynced():
+                return
+            self.pass_time(1.0)
+        raise AssertionError(f"not repaired: {self.directory.locations.unsynced()}")
+
+    # what routers and harnesses say
+
+    def tell(self, event: BranchEvent, context: Context) -> None:
+        self.model.event(event, context, self.now)
+        self.perform(self.directory.on_branch_event(event, self.now))
+        self.drain()
+
+    def context_event(
+        self, number: int, query: MatchQuery, reply: MatchReply | None, prompt: Context, context: Context
+    ) -> BranchEvent:
+        """What a router stores when a request was answered; without a reply it was placed blind."""
+        keys = keys_of(context)
+        base = 0 if reply is None else min(reply.branch_blocks, len(keys))
+        version = query.version if reply is None else reply.version
+        return BranchEvent(
+            id=f"e{number}",
+            t=0.0,
+            branch=query.branch or (reply.branch if reply is not None and reply.branch else "inferred"),
+            type=BranchEventType.CONTEXT,
+            source="router",
+            parent=query.parent if reply is None else reply.parent,
+            kind=query.kind,
+            version=version,
+            request=query.request,
+            tip=keys[-1] if keys else None,
+            blocks=len(keys),
+            base_blocks=base,
+            base=keys[base - 1] if base else None,
+            keys=pack(keys[base:]),
+            prompt_blocks=len(prompt),
+            lineage="" if reply is None else reply.lineage,
+            life=None if reply is None else reply.life,
+        )
+
+    # what came of it
+
+    def placed(self) -> dict[str, dict[Tier, set[int]]]:
+        """The directory's view, per node and tier."""
+        found: dict[str, dict[Tier, set[int]]] = {}
+        for name, node in self.directory.locations.nodes.items():
+            found[name] = {
+                tier: {
+                    run.keys[offset]
+                    for run in holding.runs
+                    for first, last in zip(run.held[holding][::2], run.held[holding][1::2], strict=True)
+                    for offset in range(first, last)
+                }
+                for tier, holding in node.holdings.items()
+            }
+        return found
+
+    def count(self, node: str, key: int) -> int:
+        """The directory's count of a copy."""
+        place = self.directory.tree.find(key)
+        return sum(self.directory.references.claims(*place, node).values()) if place is not None else 0
+
+    def ancestors(self, key: int) -> list[int]:
+        """Keys of all blocks before this one that the directory knows, itself included."""
+        place = self.directory.tree.find(key)
+        assert place is not None
+        tip: tuple[Run, int] = (place[0], place[1] + 1)
+        return [run.keys[offset] for run, end in path(tip) for offset in range(end)]
+
+
+__all__ = ["BranchKind", "World"]
