@@ -25,6 +25,7 @@ from services.arena.layout import (
 Bytes = npt.NDArray[np.uint8]
 _WORD = struct.Struct("<Q")
 _LIVE = struct.Struct("<8xI4xQ")
+_FINGERPRINT = slice(64, 80)
 _LOOKUP_TRIES = 16
 
 
@@ -49,6 +50,7 @@ class ArenaReader:
         layout = self.layout
         whole = np.frombuffer(self._map, np.uint8)
         self._index = whole[layout.index_offset :][: 4 * layout.buckets].view("<u4")
+        self._buckets = memoryview(self._map)[layout.index_offset :][: 4 * layout.buckets].cast("I")
         self._headers = whole[layout.headers_offset :][: HEADER.itemsize * layout.slots].view(HEADER)
         self._data = whole[layout.data_offset :].reshape(layout.slots, layout.slot_bytes)
 
@@ -60,8 +62,20 @@ class ArenaReader:
 
     def find(self, digest: bytes) -> SlotInfo | None:
         """Where the block of this digest lies, or None. Changes nothing in the pool."""
-        found = self.lookup(digest)
-        return found[0] if found else None
+        mask = self.layout.buckets - 1
+        for _ in range(_LOOKUP_TRIES):
+            before = self._sequence()
+            bucket = int.from_bytes(digest[:8], "little") & mask
+            while entry := self._buckets[bucket]:
+                header = self._map[(at := self._header(entry - 1)) : at + HEADER.itemsize]
+                generation, length, state = LIFE.unpack_from(header, LIFE_OFFSET)
+                if header[:DIGEST_BYTES] == digest and state >= SlotState.COMMITTED:
+                    fingerprint = header[_FINGERPRINT]
+                    return SlotInfo(slot=entry - 1, generation=generation, length=length, fingerprint=fingerprint)
+                bucket = (bucket + 1) & mask
+            if before % 2 == 0 and self._sequence() == before:
+                break
+        return None
 
     def lookup(self, digests: bytes) -> list[SlotInfo]:
         """The slots of the leading blocks of packed `digests` that are here. Changes nothing in the pool."""
@@ -120,10 +134,11 @@ class ArenaReader:
         data: Bytes = self._data[slot]
         return data
 
-    def current(self, slot: int, generation: int) -> bool:
-        """Whether the slot still holds the committed block it held in this generation."""
+    def current(self, slot: int, generation: int, digest: bytes | None = None) -> bool:
+        """Whether the slot still holds the committed block it held in this generation, and it is that of `digest`."""
         now, _, state = self.life(slot)
-        return now == generation and state >= SlotState.COMMITTED
+        same = digest is None or self._headers[slot]["digest"].tobytes() == digest
+        return same and now == generation and state >= SlotState.COMMITTED
 
     def read_into(self, slot: int, generation: int, buffer: Any) -> bool:
         """Copy a block into `buffer`; False if it was not, or did not stay, the block of this generation.
@@ -157,4 +172,4 @@ class ArenaReader:
 
     def close(self) -> None:
         """Let go of the mapping; any later call fails."""
-        del self._index, self._headers, self._data, self._map
+        del self._index, self._buckets, self._headers, self._data, self._map

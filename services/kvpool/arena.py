@@ -1,6 +1,7 @@
 """The pool's side of its arena: creates the file or adopts what a former life left, and keeps headers and index."""
 
 import contextlib
+import fcntl
 import mmap
 import os
 import struct
@@ -100,6 +101,7 @@ class Arena:
     def leave(self) -> None:
         """Close the file and let another pool adopt it; readers see that it is left."""
         _STATE.pack_into(self._map, LIVE_OFFSET, 0)
+        fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # the mapping keeps a descriptor, and with it the lock, of its own
         os.close(self._descriptor)
 
     def remove(self) -> None:
