@@ -2,6 +2,7 @@
 
 from services.bus.memory import MemoryBus, MemoryHub
 from services.bus.nats_bus import NatsBus
+from services.bus.outbox import Outbox
 from services.bus.types import (
     Bus,
     BusError,
@@ -35,6 +36,7 @@ __all__ = [
     "MemoryHub",
     "NatsBus",
     "NoResponders",
+    "Outbox",
     "PayloadTooLarge",
     "RemoteError",
     "Responder",
