@@ -54,9 +54,11 @@ class SglangSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class PluginConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What the plug-in needs inside SGLang's processes. `plain` leaves the stock scheduler in place (CPU hooks only).
+    """What the plug-in needs inside SGLang's processes.
 
-    `cpu_attention` False keeps upstream's own attention on a CPU, to compare with. `channel`: the backend's Unix socket. `pool`: the Unix socket of the node's KV pool, "" without one.
+    `plain` leaves the stock scheduler in place (CPU hooks only); `cpu_attention` False keeps upstream's own attention
+    on a CPU too, to compare with. `channel` is the backend's Unix socket, `pool` that of the node's KV pool ("" without
+    one).
     """
 
     plain: bool

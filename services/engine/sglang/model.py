@@ -35,6 +35,7 @@ _LAYER = {
 }
 _TOP = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight"}
 _CONTROL_TOKEN = 3
+_ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 class ModelMissing(RuntimeError):
@@ -78,6 +79,15 @@ def prepare(cache: Path | None = None, source: Path | None = None) -> Path:
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return folder
+
+
+def kv_block_bytes(folder: Path, block_size: int, dtype: str) -> int:
+    """Bytes of one block of a model in the Hugging Face folder `folder`: K and V of all layers, `block_size` tokens."""
+    config = json.loads((folder / "config.json").read_text())
+    heads = config["num_attention_heads"]
+    kv_heads = config.get("num_key_value_heads", heads)
+    head_dim = config.get("head_dim") or config["hidden_size"] // heads
+    return int(config["num_hidden_layers"] * 2 * block_size * kv_heads * head_dim * _ITEM_BYTES[dtype])
 
 
 def _write(source: Gguf, folder: Path) -> None:
