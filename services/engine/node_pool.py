@@ -37,6 +37,7 @@ class NodePool:
     def __init__(self, path: Path, log: FilteringBoundLogger) -> None:
         self.path = path
         self.incarnation = 0
+        self.slots = 0
         self.reader: ArenaReader | None = None
         self._log = log
         self._client: LocalClient | None = None
@@ -105,7 +106,7 @@ class NodePool:
         self._changed.set()
 
     async def _on_attached(self, reply: AttachReply) -> None:
-        self.incarnation = reply.incarnation
+        self.incarnation, self.slots = reply.incarnation, reply.slots
         try:
             self.reader = ArenaReader(Path(reply.arena), writable=True)
         except (ArenaError, OSError) as error:

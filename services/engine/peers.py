@@ -5,13 +5,30 @@ import asyncio
 from structlog.typing import FilteringBoundLogger
 
 from schemas.codec import RejectedMessage, encode
-from schemas.serve import HANDOFF_REPLY, Handoff, HandoffReply
+from schemas.serve import HANDOFF_REPLY, Handoff, HandoffReply, HandoffVerb
 from schemas.subjects import Subjects
 from services.bus import Bus, BusError, NoResponders
+from services.engine.backend import BackendInfo
+from services.engine.core.effects import Ask, Tell
 from services.engine.core.prefill import GONE
 
 _TRIES = 3
 _AGAIN_S = 0.1
+
+
+def handoff_message(verb: HandoffVerb, effect: Ask | Tell, node: str, info: BackendInfo) -> Handoff:
+    """What this node says to the other one about a request."""
+    told = effect if isinstance(effect, Tell) else None
+    return Handoff(
+        verb=verb,
+        id=effect.key.id,
+        attempt=effect.key.attempt,
+        node=node,
+        room=effect.room,
+        rendezvous=info.rendezvous,
+        token=told.token if told else None,
+        reason=told.reason if told else "",
+    )
 
 
 class Peers:

@@ -1,15 +1,33 @@
-"""Prompts too large for one message, read from their router in parts."""
+"""Prompts: their tokens and digests; those too large for one message are read from their router in parts."""
 
+from dataclasses import dataclass
+
+from schemas.block_key import block_digests, namespace_seed
 from schemas.codec import RejectedMessage, encode
 from schemas.serve import PROMPT_PART, TOKEN_BYTES, PromptRequest, ServeRequest
 from schemas.subjects import Subjects
 from services.bus import Bus, BusError
+from services.engine.backend import BackendInfo
 
 PART_TOKENS = 128 << 10
 _FRAME_BYTES = 4096
 """What a message takes besides its tokens, with room to spare."""
 _PART_S = 2.0
 _TRIES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """The tokens of a leg, u32 little-endian, and the digests of their full blocks."""
+
+    tokens: bytes
+    digests: tuple[bytes, ...]
+
+
+def prompt_of(request: ServeRequest, tokens: bytes, info: BackendInfo) -> Prompt:
+    """A prompt with its digests, in the namespace of its tenant and adapter."""
+    seed = namespace_seed(request.extra_key, request.cache_salt)
+    return Prompt(tokens, tuple(block_digests(tokens, info.block_size, seed, info.key_version)))
 
 
 class PromptLost(Exception):

@@ -1,6 +1,7 @@
 """The tokens of every answer, kept until some time after its end so that a lost message can be sent again."""
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from schemas.serve import Finish, LegUpdate, RequestState
@@ -45,7 +46,7 @@ class Answers:
         key: LegKey,
         finish: Finish,
         reason: str,
-        stop_token_ids: list[int],
+        stop_token_ids: Sequence[int],
         cached_tokens: int | None,
         restored_tokens: int | None,
     ) -> LegUpdate:

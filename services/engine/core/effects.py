@@ -95,6 +95,7 @@ class Report:
     reason: str = ""
     cached_tokens: int | None = None
     restored_tokens: int | None = None
+    stop_token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

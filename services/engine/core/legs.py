@@ -148,6 +148,7 @@ class LegTable:
             reason=reason,
             cached_tokens=leg.cached_tokens,
             restored_tokens=leg.restored_tokens,
+            stop_token_ids=tuple(leg.request.sampling.stop_token_ids),
         )
         return [*self.unpin(leg), report]
 

@@ -161,13 +161,10 @@ class PrefillQueue:
 
     def next_due(self, now: float) -> float | None:
         """When a waiting leg next needs a look, though nothing happens to it; None if none waits."""
-        due = [leg.next_ask_at for leg in self.table.waiting[Phase.PREFILL].values() if leg.next_ask_at > now]
-        due += [
-            leg.head_since + self.patience_s(leg)
-            for leg in self.table.waiting[Phase.PREFILL].values()
-            if leg.head_since is not None
-        ]
-        return min(due, default=None)
+        waiting = self.table.waiting[Phase.PREFILL].values()
+        due = [leg.next_ask_at for leg in waiting]
+        due += [leg.head_since + self.patience_s(leg) for leg in waiting if leg.head_since is not None]
+        return min((at for at in due if at > now), default=None)
 
     def patience_s(self, leg: QueuedLeg) -> float:
         """How long a leg at the head waits for its fetch: what computing the planned tokens would take."""

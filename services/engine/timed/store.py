@@ -78,3 +78,13 @@ class ArenaBlocks:
             return 0
         done = await self._pool.client.call(COMMIT, CommitRequest(slots=filled, abandon=abandoned), _CALL_S)
         return done.committed
+
+
+class NoBlocks:
+    """A node without host memory."""
+
+    def restore(self, digests: Sequence[bytes]) -> int:
+        return 0
+
+    async def write(self, digests: Sequence[bytes], parent: bytes) -> int:
+        return 0
