@@ -123,7 +123,7 @@ async def _connected(
             name=settings.name,
             nkey_seed=read_seed(settings.nats_nkey),
             inbox=f"_INBOX.{settings.service}",
-            tls=ssl.create_default_context(cafile=settings.nats_tls_ca) if settings.nats_tls_ca else None,
+            tls=_trusted(settings.nats_tls_ca),
             log=log,
         )
     )
@@ -135,6 +135,14 @@ async def _connected(
     connecting.cancel()
     await asyncio.wait([connecting])
     return None
+
+
+def _trusted(path: str) -> ssl.SSLContext | None:
+    """What a broker must be certified by; None for the machine's own list. SettingsError names the file."""
+    try:
+        return ssl.create_default_context(cafile=path) if path else None
+    except OSError as error:
+        raise SettingsError(f"nats_tls_ca = {path!r}: {error.strerror or error}") from error
 
 
 class _Life(Generic[SettingsOf]):
@@ -226,13 +234,19 @@ class _Life(Generic[SettingsOf]):
 
 
 def run(build: Build[SettingsOf], settings: SettingsOf) -> int:
-    """Run one service as this process, until SIGTERM or SIGINT; the exit code: 0 ended well, 1 crashed."""
+    """Run one service as this process, until SIGTERM or SIGINT.
+
+    The exit code: 0 ended well, 1 crashed, 2 a setting cannot be used.
+    """
     log = logger(settings.service, level=settings.log_level, name=settings.name)
     handler = LibraryLogs(log)
     logging.getLogger().addHandler(handler)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_with_signals(build, settings, log))
+    except SettingsError as error:
+        log.error("bad_setting", error=str(error))
+        return EXIT_SETTINGS
     except Exception as error:
         log.error("crashed", exc_info=error)
         return EXIT_CRASH

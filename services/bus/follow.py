@@ -52,8 +52,6 @@ class Follower:
     a time, so that a message that comes again comes before any newer one.
     """
 
-    dropped = 0
-
     def __init__(
         self,
         *,

@@ -23,8 +23,7 @@ class _Letter(NamedTuple):
 class Outbox:
     """Stores messages in order, trying each until the broker holds it; their ids make a repeated one harmless.
 
-    Holds at most `limit` messages; `dropped` counts those that found it full and those that no try can bring through
-    (too large, refused by the stream).
+    Holds at most `limit` messages; `dropped` counts those that found it full and those too large for the broker.
     """
 
     def __init__(self, bus: Bus, log: RateLimitedLog, *, limit: int = 65_536) -> None:
@@ -80,10 +79,10 @@ class Outbox:
         """Try once; False to try again."""
         try:
             await self._bus.store(letter.subject, letter.data, letter.message_id, letter.headers)
-        except (BusUnavailable, BusTimeout, BusRefused, NoResponders) as error:
+        except (BusUnavailable, BusTimeout, BusRefused, NoResponders, StreamError) as error:
             self._log.warning("store_delayed", kind=type(error).__name__, error=str(error), waiting=len(self._letters))
             return False
-        except (PayloadTooLarge, StreamError) as error:
+        except PayloadTooLarge as error:
             self.dropped += 1
-            self._log.warning("store_refused", kind=type(error).__name__, subject=letter.subject, error=str(error))
+            self._log.warning("store_impossible", subject=letter.subject, error=str(error))
         return True

@@ -94,6 +94,14 @@ async def test_a_bad_setting_ends_with_two_and_is_named(start: Start) -> None:
     assert text.decode().startswith("ei-demo: EI_DRAIN_S = 'soon': Expected `float`")
 
 
+@pytest.mark.parametrize("key", ["nats_nkey", "nats_tls_ca"])
+async def test_a_file_that_is_not_there_ends_with_two_and_is_named(start: Start, key: str) -> None:
+    process = await start(**{key: "/nowhere/x"})
+    entry = await logged(process, "bad_setting")
+    assert "/nowhere/x" in entry["error"]
+    assert await process.wait() == 2
+
+
 async def test_waits_for_the_broker_and_says_so(broker: Broker, start: Start) -> None:
     url = broker.start()
     broker.stop()
