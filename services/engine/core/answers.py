@@ -12,7 +12,7 @@ from services.engine.backend import LegKey
 class Answer:
     """One leg's answer so far; `end` is its last update."""
 
-    tokens: array[int] = field(default_factory=lambda: array("I"))
+    tokens: "array[int]" = field(default_factory=lambda: array("I"))
     state: RequestState | None = None
     end: LegUpdate | None = None
 

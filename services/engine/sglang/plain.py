@@ -32,6 +32,11 @@ class PlainEngine:
         self._numbers = itertools.count(1)
         self._waiting: dict[str, asyncio.Future[PlainAnswer]] = {}
 
+    @property
+    def pid(self) -> int | None:
+        """The process id of SGLang's main process."""
+        return self._process.pid
+
     async def start(self) -> None:
         """Start the engine; EngineFailed if it does not come up."""
         await self._process.start()

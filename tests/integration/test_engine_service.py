@@ -1,0 +1,55 @@
+"""Engine services over a bus, in memory and over a real broker: requests on one node and on two."""
+
+from pathlib import Path
+
+import pytest
+
+from schemas.phase import Phase
+from schemas.serve import Finish, RequestState
+from tests.engine_cluster import Connect, cluster, prompt_of, until
+
+NODES = ("node-0", "node-1")
+
+
+@pytest.mark.parametrize("decode", NODES)
+async def test_a_request_is_answered(connect: Connect, tmp_path: Path, decode: str) -> None:
+    async with cluster(connect, tmp_path) as c:
+        for node in NODES:
+            await c.engine(node)
+        await c.router.place("q", "node-0", decode, prompt_of(1, 30), 8)
+        answer = await c.router.answer("q")
+        assert len(answer) == 8
+        assert c.router.prefill("q").tokens == answer[:1]
+        assert c.router.prefill("q").finish is Finish.HANDED_OFF
+        assert c.router.prefill("q").states[-1] is RequestState.TRANSFERRING
+        assert c.router.decode("q").states == [
+            RequestState.QUEUED,
+            RequestState.RESERVED,
+            RequestState.TRANSFERRING,
+            RequestState.DECODING,
+        ]
+        for running in c.engines.values():
+            await until(lambda r=running: r.backend.legs == {})
+            running.assert_empty()
+
+
+async def test_the_same_prompt_has_the_same_answer_everywhere(connect: Connect, tmp_path: Path) -> None:
+    async with cluster(connect, tmp_path) as c:
+        for node in NODES:
+            await c.engine(node)
+        answers = []
+        for number, (prefill, decode) in enumerate((p, d) for p in NODES for d in NODES):
+            await c.router.place(f"q{number}", prefill, decode, prompt_of(1, 33), 12)
+            answers.append(await c.router.answer(f"q{number}"))
+        assert answers == [answers[0]] * 4
+
+
+async def test_an_answer_of_one_token_ends_in_both_legs(connect: Connect, tmp_path: Path) -> None:
+    async with cluster(connect, tmp_path) as c:
+        for node in NODES:
+            await c.engine(node)
+        await c.router.place("q", "node-0", "node-1", prompt_of(2, 9), 1)
+        assert len(await c.router.answer("q")) == 1
+        await c.router.prefill("q").ended.wait()
+        assert c.router.prefill("q").finish is Finish.LENGTH
+        assert c.router.leg("q", 1, Phase.DECODE).finish is Finish.LENGTH
