@@ -86,6 +86,11 @@ class NodePlan:
     def names(self) -> list[str]:
         return list(self.phases)
 
+    def engine_table(self) -> dict[str, Any]:
+        """The engine's own settings: what the pool is told about blocks must be what the engine makes."""
+        table: dict[str, Any] = {"model": self.model_name, "block_size": self.block_size}
+        return table | ({"model_path": self.model} if self.engine == "sglang" else {"block_bytes": self.block_bytes})
+
     @property
     def arena_bytes(self) -> int:
         """About what the arena of one node takes."""
@@ -147,7 +152,7 @@ def services_of(places: Places, plan: NodePlan) -> list[ServiceSpec]:
     specs = [_kvpool(places, plan, index, node) for index, node in enumerate(plan.names)]
     specs += [_directory(places), _planner(places, plan)]
     specs += [_engine(places, plan, index, node) for index, node in enumerate(plan.names)]
-    return [*specs, _router(places, plan)]
+    return [*specs, _router(places)]
 
 
 def _spec(places: Places, kind: Kind, name: str, settings: dict[str, Any], *, index: int = 0) -> ServiceSpec:
@@ -194,9 +199,10 @@ def _engine(places: Places, plan: NodePlan, index: int, node: str) -> ServiceSpe
         "engine": plan.engine,
         "phase": plan.phases[node].value,
         "pool_socket": str(places.socket(node)),
+        plan.engine: plan.engine_table(),
     }
     return _spec(places, Kind.ENGINE, f"engine-{node}", settings, index=index)
 
 
-def _router(places: Places, plan: NodePlan) -> ServiceSpec:
-    return _spec(places, Kind.ROUTER, ROUTER_NAME, {"tokenizer": plan.model})
+def _router(places: Places) -> ServiceSpec:
+    return _spec(places, Kind.ROUTER, ROUTER_NAME, {})

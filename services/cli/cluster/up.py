@@ -75,16 +75,8 @@ class LocalRun:
 
     def run(self) -> int:
         """Start everything, serve, stop everything."""
-        broker, keys = self._broker()
-        places = self._places(broker.url if broker is not None else str(self._options.nats), keys)
-        specs = apply_overrides(services_of(places, self._plan), self._options.settings)
-        calls = {spec.name: self._call(spec) for spec in specs}
-        gc.freeze()
         try:
-            self._state = self._first_state(places)
-            for spec in specs:
-                self._supervisor.add(self._child(spec, calls[spec.name]))
-            self._publish()
+            self._start()
             stopped = self._await_ready()
             while not stopped:
                 stopped = self._supervisor.wait(3600.0)
@@ -93,7 +85,19 @@ class LocalRun:
         finally:
             killed = self._supervisor.stop(DRAIN_S + 5)
             if killed:
-                say(f"killed after {DRAIN_S:g} s: {', '.join(killed)}")
+                say(f"killed, since they did not stop by themselves: {', '.join(killed)}")
+
+    def _start(self) -> None:
+        """Import everything, then fork every service: no thread and no event loop exists here, ever."""
+        broker, keys = self._broker()
+        places = self._places(broker.url if broker is not None else str(self._options.nats), keys)
+        specs = apply_overrides(services_of(places, self._plan), self._options.settings)
+        calls = {spec.name: self._call(spec) for spec in specs}
+        gc.freeze()
+        self._state = self._first_state(places)
+        for spec in specs:
+            self._supervisor.add(self._child(spec, calls[spec.name]))
+        self._publish()
 
     def _broker(self) -> tuple[Broker | None, Path | None]:
         """A broker of our own with a key per service, unless one was named."""
