@@ -37,6 +37,7 @@ def stored_context(request: "Request", branch: str) -> StoreContext:
         parent=match.parent or identity.parent,
         kind=identity.kind,
         lineage=match.lineage,
+        life=None if match.blind else match.life,
         inferred=match.inferred,
         tip=context.key(blocks - 1) if blocks else None,
         blocks=blocks,

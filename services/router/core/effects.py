@@ -130,6 +130,7 @@ class StoreContext:
     parent: str | None
     kind: BranchKind | None
     lineage: str
+    life: int | None
     inferred: bool
     tip: int | None
     blocks: int

@@ -37,6 +37,10 @@ class BranchMemory:
         if len(self._served) > self.capacity:
             self._served.popitem(last=False)
 
+    def knows(self, tenant: str, branch: str) -> bool:
+        """Whether a request of the branch was answered here."""
+        return (tenant, branch) in self._served
+
     def recall(self, tenant: str, branch: str | None, context: Context) -> MatchReply:
         """A guess for the directory's answer: the branch's last nodes have its last context, if this one extends it."""
         served = self._served.get((tenant, branch)) if branch else None

@@ -172,7 +172,7 @@ class Request:
         if update.phase is Phase.PREFILL and update.cached_tokens is not None and not self.base:
             self.cached_tokens = update.cached_tokens
             self.restored_tokens = update.restored_tokens or 0
-        if update.state is not None and leg.open:
+        if update.state is not None and update.state is not RequestState.ENDED and leg.open:
             self._advance(leg, update.state, now)
         effects = self._take(leg, update, now) if update.tokens else []
         if update.finish is not None and leg.open:

@@ -151,7 +151,7 @@ class RouterCore:
         """Nothing of the old phase is sent from here on. What waits there comes back as requeued."""
         self.nodes.on_command(command)
 
-    def on_bus(self, connected: bool, now: float) -> None:
+    def on_bus(self, *, connected: bool, now: float) -> None:
         """Without the bus the silence of nodes says nothing."""
         if connected:
             self.nodes.resume(now)

@@ -1,0 +1,1 @@
+"""The HTTP side: dialects, streams, errors. Knows requests and answers, not how they are served."""

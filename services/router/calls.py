@@ -1,0 +1,43 @@
+"""One open request as its HTTP handler sees it: where it was placed, the tokens that came, how it ended."""
+
+import asyncio
+
+from services.router.core.effects import End, Placed
+
+_MESSAGE_BYTES, _TOKEN_BYTES = 200, 8
+"""What a message of a stream takes on its way to the client, about: its frame, and each token in it."""
+
+
+class Call:
+    """Filled by the dispatcher, emptied by the handler. `backlog_bytes`: what a client has not taken yet, about."""
+
+    __slots__ = ("_news", "_tokens", "backlog_bytes", "end", "id", "placed")
+
+    def __init__(self, id: str) -> None:  # noqa: A002
+        self.id = id
+        self.placed: Placed | None = None
+        self.end: End | None = None
+        self.backlog_bytes = 0
+        self._tokens: list[int] = []
+        self._news = asyncio.Event()
+
+    def push(self, tokens: list[int]) -> None:
+        """New tokens of the answer."""
+        self._tokens += tokens
+        self.backlog_bytes += _MESSAGE_BYTES + _TOKEN_BYTES * len(tokens)
+        self._news.set()
+
+    def ended(self, end: End) -> None:
+        """The request is over; nothing comes after this."""
+        self.end = end
+        self._news.set()
+
+    async def news(self) -> None:
+        """Wait until there are tokens to take, or the end."""
+        await self._news.wait()
+        self._news.clear()
+
+    def take(self) -> list[int]:
+        """All tokens that have come since the last call."""
+        tokens, self._tokens, self.backlog_bytes = self._tokens, [], 0
+        return tokens

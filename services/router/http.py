@@ -1,0 +1,99 @@
+"""The router's HTTP routes, and what every call goes through: errors in the API's own shape, nothing leaked."""
+
+from collections.abc import Awaitable, Callable
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from services.router.api.answer import AnswerResponse
+from services.router.api.branches import Branches
+from services.router.api.cluster import Cluster
+from services.router.api.errors import INTERNAL_FAILURE, ApiError, error_response
+from services.router.api.openai import OpenAI
+from services.router.api.tokens import Tokens
+from services.router.core.failure import NOT_FOUND, Failure
+from services.router.intake import Intake
+
+if TYPE_CHECKING:
+    from services.router.service import RouterService
+
+Handler = Callable[[Request], Awaitable[Response | AnswerResponse]]
+_CLIENT_GONE = 499
+
+
+def http_routes(service: "RouterService") -> list[BaseRoute]:
+    """Every route of the router but /health, /ready and /metrics."""
+    intake = Intake(service)
+    openai, branches, cluster = OpenAI(intake), Branches(intake), Cluster(service, intake)
+    tokens, models = Tokens(intake, lambda: service.core.max_context_tokens), Models(intake)
+    table: list[tuple[str, str, Handler]] = [
+        ("POST", "/v1/chat/completions", openai.chat),
+        ("POST", "/v1/completions", openai.completions),
+        ("GET", "/v1/models", models.all),
+        ("GET", "/v1/models/{id:path}", models.one),
+        ("POST", "/tokenize", tokens.tokenize),
+        ("POST", "/detokenize", tokens.detokenize),
+        ("GET", "/v1/branches", branches.all),
+        ("POST", "/v1/branches/{id:path}/events", branches.event),
+        ("GET", "/v1/branches/{id:path}", branches.one),
+        ("DELETE", "/v1/branches/{id:path}", branches.end),
+        ("GET", "/v1/cluster", cluster.show),
+        ("POST", "/v1/cluster/split", cluster.order),
+        ("GET", "/version", show_version),
+    ]
+    return [Route(path, guarded(service, handler), methods=[method]) for method, path, handler in table]
+
+
+def guarded(service: "RouterService", handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+    """`handler` with every failure turned into an answer; what nobody foresaw is logged and answered as 500."""
+
+    async def handle(request: Request) -> Response:
+        try:
+            return await handler(request)  # type: ignore[return-value] # an ASGI response is all that starlette asks for
+        except ApiError as error:
+            service.metrics.refused.labels(error.failure.status).inc()
+            return error_response(error.failure, request.headers.get("x-request-id"))
+        except ClientDisconnect:
+            return Response(status_code=_CLIENT_GONE)
+        except Exception as error:
+            service.metrics.refused.labels(INTERNAL_FAILURE.status).inc()
+            service.app.log.error("call_failed", path=request.url.path, exc_info=error)
+            return error_response(INTERNAL_FAILURE, request.headers.get("x-request-id"))
+
+    return handle
+
+
+class Models:
+    """`/v1/models`: the one model the cluster serves."""
+
+    def __init__(self, intake: Intake) -> None:
+        self._intake = intake
+
+    async def all(self, request: Request) -> Response:
+        self._intake.caller(request)
+        return JSONResponse({"object": "list", "data": [self._model()]})
+
+    async def one(self, request: Request) -> Response:
+        self._intake.caller(request)
+        wanted = request.path_params["id"]
+        if wanted != self._intake.model_name():
+            message = f"model {wanted[:100]!r} is not served here, {self._intake.model_name()!r} is"
+            raise ApiError(Failure(404, NOT_FOUND, message, "model", "model_not_found"))
+        return JSONResponse(self._model())
+
+    def _model(self) -> dict[str, object]:
+        return {
+            "id": self._intake.model_name(),
+            "object": "model",
+            "created": 0,
+            "owned_by": "evolving-infra",
+            "max_model_len": self._intake.max_context_tokens(),
+        }
+
+
+async def show_version(request: Request) -> Response:
+    """`GET /version`."""
+    return JSONResponse({"version": version("evolving-infra")})

@@ -1,0 +1,160 @@
+"""What every dialect needs to turn a call into a request: who asks, which model, whether it is admitted."""
+
+import asyncio
+import secrets
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import Request
+
+from schemas.block_key import namespace_seed, tenant_salt
+from services.router.api.answer import Patience
+from services.router.api.body import decode_object, read_body
+from services.router.api.errors import ApiError
+from services.router.calls import Call
+from services.router.core.admission import broker_failure
+from services.router.core.context import Context, KeyScheme
+from services.router.core.failure import NOT_FOUND, Failure, invalid, unavailable
+from services.router.core.identity import Identity, IdentityError, identify
+from services.router.core.spec import Spec
+from services.router.directory import DirectoryGone
+from services.router.keys import Caller
+from services.router.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from services.router.service import RouterService
+
+_ID_CHARACTERS = 80
+_POLL_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """A call read and identified. `id` is ours and unique; `request_id` is what the client calls it."""
+
+    id: str
+    request_id: str
+    created: int
+    caller: Caller
+    identity: Identity
+    raw: dict[str, Any]
+
+
+class Intake:
+    """The way in for requests that generate."""
+
+    def __init__(self, service: "RouterService") -> None:
+        self._service = service
+        settings = service.app.settings
+        self.bus, self.subjects, self.directory = service.app.bus, service.subjects, service.dispatcher.directory
+        self.patience = Patience(settings.keep_alive_s, settings.idle_client_s)
+        self.timeout_s = settings.request_timeout_s
+        self.default_max_tokens = settings.default_max_tokens
+
+    def wall(self) -> float:
+        """Unix seconds."""
+        return self._service.app.clock.wall()
+
+    def max_context_tokens(self) -> int:
+        """Tokens of prompt and answer together."""
+        return self._service.core.max_context_tokens
+
+    def caller(self, request: Request) -> Caller:
+        """Who calls; 401 when the keys say nobody."""
+        found = self._service.keys.caller(request.headers, request.client.host if request.client else None)
+        if isinstance(found, Failure):
+            raise ApiError(found)
+        return found
+
+    async def body(self, request: Request) -> dict[str, Any]:
+        """The call's JSON object."""
+        return decode_object(await read_body(request, self._service.app.settings.body_limit_bytes))
+
+    async def ask(self, request: Request) -> Asker:
+        """Read and identify a call."""
+        caller = self.caller(request)
+        raw = await self.body(request)
+        try:
+            identity = identify(caller.tenant, request.headers, raw)
+        except IdentityError as error:
+            raise ApiError(invalid(str(error), error.param)) from error
+        await self._check_parent(identity)
+        given = request.headers.get("x-request-id", "")
+        usable = given.isascii() and given.isprintable() and " " not in given
+        given = given[:_ID_CHARACTERS] if usable else ""
+        own = f"{given or 'req'}-{secrets.token_hex(8)}"
+        return Asker(own, given or own, int(self.wall()), caller, identity, raw)
+
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer; 503 until it is loaded."""
+        found = self._service.tokenizer
+        if found is None:
+            raise ApiError(unavailable("the model's tokenizer is not loaded yet", "no_tokenizer"))
+        return found
+
+    def model_name(self) -> str:
+        """The id of the model served; 503 while no node has said it."""
+        reference = self._service.core.nodes.reference
+        name = self._service.app.settings.model_name or (reference.model if reference else "")
+        if not name:
+            raise ApiError(unavailable("no node has said yet which model is served", "no_model"))
+        return name
+
+    def check_model(self, wanted: str | None) -> None:
+        """404 for a model that is not served. None and "" mean the one that is."""
+        name = self.model_name()
+        if wanted and wanted != name:
+            message = f"model {wanted[:100]!r} is not served here, {name!r} is"
+            raise ApiError(Failure(404, NOT_FOUND, message, "model", "model_not_found"))
+
+    async def admit(self, asker: Asker, prompt_tokens: int, limit: int | None, default: int) -> int:
+        """Tokens the answer may have; ApiError when the request is refused."""
+        if self._service.app.stopping.is_set():
+            raise ApiError(unavailable("this router is stopping", "stopping"))
+        await self._broker()
+        core = self._service.core
+        failure = core.admission(prompt_tokens, limit)
+        if failure is not None:
+            raise ApiError(failure)
+        return limit if limit is not None else min(default, core.max_context_tokens - prompt_tokens)
+
+    def context(self, asker: Asker, packed: bytes) -> Context:
+        """The prompt with its digests, under the tenant's own keys."""
+        reference = self._service.core.nodes.reference
+        if reference is None:
+            raise ApiError(unavailable("no node is known yet", "no_node"))
+        seed = namespace_seed(None, tenant_salt(asker.identity.tenant))
+        return Context.of(packed, KeyScheme(reference.block_size, reference.key_version, seed))
+
+    def open(self, spec: Spec) -> Call:
+        return self._service.dispatcher.open(spec)
+
+    def cancel(self, call: Call, reason: str) -> None:
+        """The client is gone or stuck; nothing happens once the request has ended."""
+        if call.end is None:
+            self._service.metrics.client_cancelled(reason)
+            self._service.dispatcher.cancel(call)
+
+    def stop(self, call: Call) -> None:
+        self._service.dispatcher.stop(call)
+
+    async def _broker(self) -> None:
+        """Wait a little for a broker that is away; 503 when it stays away."""
+        bus, limit_s = self._service.app.bus, self._service.app.settings.broker_timeout_s
+        deadline = self._service.app.clock.now() + limit_s
+        while not bus.connected:
+            if self._service.app.clock.now() >= deadline:
+                raise ApiError(broker_failure(limit_s))
+            await asyncio.sleep(_POLL_S)
+
+    async def _check_parent(self, identity: Identity) -> None:
+        """400 for a parent that nobody knows; a directory that keeps silent is no reason to refuse."""
+        parent, service = identity.parent, self._service
+        if parent is None or service.core.memory.knows(identity.tenant, parent):
+            return
+        try:
+            known = await self.directory.branches(identity.tenant, parent)
+        except DirectoryGone:
+            return
+        if not known:
+            raise ApiError(invalid(f"branch {parent[:100]!r}, named as parent, is not known", "branch.parent"))

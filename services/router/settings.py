@@ -1,0 +1,74 @@
+"""Settings of `ei-router`."""
+
+from typing import ClassVar
+
+import msgspec
+
+from services.router.core.admission import Limits
+from services.router.core.placement import FetchCost
+from services.router.core.timing import Coefficients
+from services.settings import ServiceSettings
+
+
+class RouterSettings(ServiceSettings, kw_only=True):
+    """Durations in seconds.
+
+    `tokenizer`: `byte`, a model folder or a .gguf file; empty: what the nodes' hello names. `model_name`: the id that
+    clients ask for; empty: the model of the nodes. `max_context_tokens` 0: what the nodes can hold.
+    `default_max_tokens`: length of a chat answer whose request names none. `ttft_bound_s`: predicted time to first
+    token above which a request is turned away; absent: never. `keys_file`: TOML with API keys; empty: everybody is the
+    default tenant. `fetch_tokens_per_s` and `fetch_latency_s`: moving KV between the host memories of two nodes.
+    `idle_client_s` and `client_backlog_bytes`: a client that takes nothing for so long, or lets so much pile up, is
+    cancelled. `keep_alive_s`: a stream without tokens gets a comment this often.
+    """
+
+    service: ClassVar[str] = "router"
+
+    name: str = "r0"
+    http_port: int = 8000
+    tokenizer: str = ""
+    model_name: str = ""
+    keys_file: str = ""
+    max_context_tokens: int = 0
+    max_open_requests: int = 4096
+    default_max_tokens: int = 2048
+    ttft_bound_s: float | None = None
+    request_timeout_s: float = 3600.0
+    node_timeout_s: float = 3.0
+    match_timeout_s: float = 0.02
+    serve_timeout_s: float = 1.0
+    broker_timeout_s: float = 2.0
+    keep_alive_s: float = 10.0
+    idle_client_s: float = 30.0
+    client_backlog_bytes: int = 1 << 20
+    body_limit_bytes: int = 32 << 20
+    coefficients: Coefficients = msgspec.field(default_factory=Coefficients)
+    fetch_tokens_per_s: float = 2.3e6
+    fetch_latency_s: float = 0.002
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for key in (
+            "max_open_requests",
+            "default_max_tokens",
+            "request_timeout_s",
+            "node_timeout_s",
+            "match_timeout_s",
+            "serve_timeout_s",
+            "broker_timeout_s",
+            "keep_alive_s",
+            "idle_client_s",
+            "client_backlog_bytes",
+            "body_limit_bytes",
+            "fetch_tokens_per_s",
+        ):
+            if getattr(self, key) <= 0:
+                raise ValueError(f"`{key}` {getattr(self, key)} is not above 0")
+        if self.ttft_bound_s is not None and self.ttft_bound_s <= 0:
+            raise ValueError(f"`ttft_bound_s` {self.ttft_bound_s} is not above 0")
+
+    def limits(self) -> Limits:
+        return Limits(self.max_context_tokens, self.max_open_requests, self.ttft_bound_s)
+
+    def fetch_cost(self) -> FetchCost:
+        return FetchCost(self.fetch_tokens_per_s, self.fetch_latency_s)

@@ -1,0 +1,121 @@
+"""A model's tokenizer with its chat template, from a folder, a GGUF file, or our own bytes."""
+
+import asyncio
+import json
+from array import array
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer as Library
+
+from services.router.text.byte_tokenizer import END, END_OF_TEXT, byte_tokenizer
+from services.router.text.chat_template import CHATML, ChatTemplate
+from services.router.text.gguf_tokenizer import gguf_folder
+
+BYTES = "byte"
+OFF_LOOP_CHARACTERS = 4096
+"""Longer texts are encoded in a thread: the library lets go of the interpreter there."""
+
+
+class UnusableTokenizer(ValueError):
+    """A tokenizer that cannot be loaded; the text names the path and what was expected."""
+
+
+class NotText(ValueError):
+    """A string with lone surrogates: no tokenizer can encode it."""
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """Encode, render, decode. `stop_ids` end an answer; token ids of a prompt must be below `vocabulary`."""
+
+    library: Library
+    template: ChatTemplate
+    stop_ids: tuple[int, ...] = ()
+    vocabulary: int = 1 << 32
+    pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2, "encode"), repr=False)
+
+    async def encode(self, text: str, *, special: bool) -> bytes:
+        """Tokens of `text`, packed as u32 little-endian; `special` adds what the model puts around a plain prompt."""
+        if len(text) <= OFF_LOOP_CHARACTERS:
+            return self._encode(text, special=special)
+        return await asyncio.get_running_loop().run_in_executor(self.pool, lambda: self._encode(text, special=special))
+
+    async def encode_chat(self, messages: Sequence[Mapping[str, Any]], *, prompt: bool = True) -> bytes:
+        """Tokens of a conversation as the template renders it; `prompt` False leaves out the opening of an answer."""
+        return await self.encode(self.template.render(messages, add_generation_prompt=prompt), special=False)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of `tokens`, special tokens included."""
+        return self.library.decode(list(tokens), skip_special_tokens=False)
+
+    def _encode(self, text: str, *, special: bool) -> bytes:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise NotText(f"character {error.start} of the text is half of a surrogate pair") from error
+        (encoded,) = self.library.encode_batch_fast([text], add_special_tokens=special)
+        return array("I", encoded.ids).tobytes()
+
+
+def load_tokenizer(source: str, cache: Path | None = None) -> Tokenizer:
+    """Load from `byte`, a Hugging Face folder, or a `.gguf` file. UnusableTokenizer names what is wrong.
+
+    `cache` is where a GGUF's tokenizer is kept once read.
+    """
+    if source == BYTES:
+        library = byte_tokenizer()
+        ids = (library.token_to_id(text) for text in (END, END_OF_TEXT))
+        return Tokenizer(library, ChatTemplate(CHATML), tuple(number for number in ids if number is not None))
+    path = Path(source)
+    try:
+        folder = gguf_folder(path, cache) if path.suffix == ".gguf" else path
+        return _from_folder(folder)
+    except (OSError, ValueError) as error:
+        raise UnusableTokenizer(f"tokenizer {source!r}: {error}") from error
+
+
+def _from_folder(folder: Path) -> Tokenizer:
+    file = folder / "tokenizer.json"
+    if not file.exists():
+        raise UnusableTokenizer(f"{file} does not exist; expected {BYTES!r}, a model folder or a .gguf file")
+    library = Library.from_str(file.read_text())
+    config = _json(folder / "tokenizer_config.json")
+    special = {key: _text(config[key]) for key in config if key.endswith("_token") and config[key]}
+    source = _template(folder, config)
+    return Tokenizer(
+        library,
+        ChatTemplate(source, special),
+        _stop_ids(library, folder, special),
+        library.get_vocab_size(with_added_tokens=True),
+    )
+
+
+def _template(folder: Path, config: Mapping[str, Any]) -> str:
+    file = folder / "chat_template.jinja"
+    if file.exists():
+        return file.read_text()
+    found = config.get("chat_template")
+    if isinstance(found, list):
+        found = next((entry["template"] for entry in found if entry.get("name") == "default"), None)
+    return found or CHATML
+
+
+def _stop_ids(library: Library, folder: Path, special: Mapping[str, str]) -> tuple[int, ...]:
+    """The model's end-of-answer tokens: generation_config.json before the tokenizer's end-of-sequence token."""
+    found = _json(folder / "generation_config.json").get("eos_token_id")
+    if found is None:
+        found = library.token_to_id(special.get("eos_token", ""))
+    ids = found if isinstance(found, list) else [found]
+    return tuple(number for number in ids if number is not None)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    return dict(json.loads(path.read_text())) if path.exists() else {}
+
+
+def _text(token: Any) -> str:
+    return str(token["content"]) if isinstance(token, dict) else str(token)
