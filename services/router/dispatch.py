@@ -4,10 +4,12 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
+from schemas.branch import BranchEvent
 from schemas.codec import encode
 from schemas.subjects import Subjects
 from services.app import App
-from services.bus import BusError, BusUnavailable
+from services.bus import BusError, BusUnavailable, Outbox
+from services.observe import RateLimitedLog
 from services.router.calls import Call
 from services.router.core.admission import broker_failure
 from services.router.core.effects import (
@@ -29,7 +31,6 @@ from services.router.directory import DirectoryClient
 from services.router.legs import LegSender
 from services.router.messages import context_event, end_event, request_telemetry
 from services.router.metrics import RouterMetrics
-from services.router.outbox import Outbox
 from services.router.settings import RouterSettings
 
 
@@ -41,7 +42,7 @@ class Dispatcher:
         subjects = Subjects(settings.partition)
         self.core = core
         self.directory = DirectoryClient(app.bus, subjects, settings.match_timeout_s)
-        self.outbox = Outbox(app.bus, subjects, metrics, app.log)
+        self.outbox = Outbox(app.bus, RateLimitedLog(app.log, app.clock))
         self._app, self._metrics, self._subjects = app, metrics, subjects
         self._legs = LegSender(app.bus, subjects, settings.name, settings.serve_timeout_s)
         self._calls: dict[str, Call] = {}
@@ -72,7 +73,7 @@ class Dispatcher:
     async def idle(self) -> None:
         """Wait until no request is open and what they had to say is stored."""
         await self._idle.wait()
-        await self.outbox.stored()
+        await self.outbox.join()
 
     # -- effects --------------------------------------------------------------------------------------------------
 
@@ -88,11 +89,16 @@ class Dispatcher:
                     call.placed = effect
                 self._spawn(self.directory.placed(effect.request, effect.prefill_node))
             elif isinstance(effect, StoreContext):
-                self.outbox.add(context_event(effect, self._app.clock.wall()))
+                self._store(context_event(effect, self._app.clock.wall()))
             elif isinstance(effect, EndBranch):
-                self.outbox.add(end_event(effect, self._app.clock.wall()))
+                self._store(end_event(effect, self._app.clock.wall()))
             else:
                 self._spawn(self._asked(effect))
+
+    def _store(self, event: BranchEvent) -> None:
+        subject = self._subjects.branch_event(event.branch, event.tenant)
+        if not self.outbox.put(subject, encode(event), event.id):
+            self._metrics.events_lost.labels(event.type.value).inc()
 
     def _push(self, emit: EmitTokens) -> None:
         """Tokens for a client; one that lets too much pile up is cancelled."""
