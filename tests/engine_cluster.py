@@ -31,11 +31,14 @@ from schemas.telemetry import RouterTelemetry
 from services.app import App, serve
 from services.bus import Bus, Delivery
 from services.engine.__main__ import build
+from services.engine.core.timing import PRESETS, PrefillTime
+from services.engine.node_pool import NodePool
 from services.engine.service import EngineService
 from services.engine.settings import EngineSettings
 from services.engine.timed.backend import TimedBackend
+from services.engine.timed.pace import Sleep
 from services.engine.timed.settings import TimedSettings
-from services.engine.timed.store import BlockStore
+from services.engine.timed.store import ArenaBlocks, BlockStore, NoBlocks
 from services.kvpool.service import KvPool
 from services.kvpool.settings import KvPoolSettings
 
@@ -291,6 +294,26 @@ class Cluster:
             await until(lambda: running.engine.not_ready() == [])
         return running
 
+    async def pool_free(self, node: str) -> bool:
+        """Whether nothing is pinned or leased in the pool of a node."""
+        pool = self.engines[node].engine._pool
+        status = await pool.status() if pool is not None else None
+        return status is not None and status.pinned_blocks == 0 and status.leases == 0
+
+    async def assert_as_before(self, limit_s: float = 1.0) -> None:
+        """Within `limit_s` everything is as if no request had ever come."""
+        for node, running in self.engines.items():
+            runner = running.engine.runner
+            assert runner is not None
+            await until(lambda r=runner, b=running.backend: r.core.idle() and not b.legs, limit_s)
+            running.assert_empty()
+            if node in self.pools:
+                loop = asyncio.get_running_loop()
+                limit = loop.time() + limit_s
+                while not await self.pool_free(node):
+                    assert loop.time() < limit, f"pins or leases are left in the pool of {node}"
+                    await asyncio.sleep(0.01)
+
     async def pool(self, node: str, socket: Path) -> Running:
         settings = KvPoolSettings(
             node=node,
@@ -329,11 +352,41 @@ async def _hold(router: FakeRouter) -> None:
         await router.start(tasks)
 
 
-def with_store(store: BlockStore, **options: Any) -> Callable[[App[EngineSettings]], EngineService]:
-    """A builder of timed engines over a store of the test's own."""
+class Gate:
+    """Holds the `number`-th sleep of a timed engine until `open`; all others take no time.
+
+    On a node that prefills one request, 1 is its iteration and 2 the transfer; on the one that decodes it 1 is the
+    transfer and 2 the first iteration.
+    """
+
+    def __init__(self, number: int = 0) -> None:
+        self.number = number
+        self.closed = asyncio.Event()
+        self._open = asyncio.Event()
+        self._count = 0
+
+    def open(self) -> None:
+        self._open.set()
+
+    async def sleep(self, _: float) -> None:
+        self._count += 1
+        if self._count == self.number:
+            self.closed.set()
+            await self._open.wait()
+        await asyncio.sleep(0)
+
+
+def timed(
+    sleep: Sleep = asyncio.sleep, store: BlockStore | None = None, times: PrefillTime | None = None
+) -> Callable[[App[EngineSettings]], EngineService]:
+    """A builder of timed engines whose sleeps, blocks or predictions are the test's own."""
 
     def make(app: App[EngineSettings]) -> EngineService:
-        return EngineService(app, TimedBackend(app.settings.timed, store, app.clock, **options), None)
+        path, settings = app.settings.pool_path, app.settings.timed
+        pool = NodePool(path, app.log) if path is not None else None
+        blocks = store or (ArenaBlocks(pool, settings.block_bytes) if pool is not None else NoBlocks())
+        backend = TimedBackend(settings, blocks, app.clock, sleep=sleep)
+        return EngineService(app, backend, pool, times=times or PRESETS[settings.preset].times)
 
     return make
 
