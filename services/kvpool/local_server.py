@@ -4,6 +4,7 @@ import asyncio
 import os
 import socket
 from pathlib import Path
+from typing import cast
 
 from schemas.codec import Message, RejectedMessage, encode
 from schemas.pool import (
@@ -120,9 +121,8 @@ class _Connection(asyncio.Protocol):
         self._splitter = FrameSplitter()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        self._process = ClientProcess.of(transport)
+        self._transport = cast(asyncio.Transport, transport)
+        self._process = ClientProcess.of(self._transport)
         self._server.connections.add(self)
 
     def data_received(self, data: bytes) -> None:
