@@ -4,7 +4,6 @@ import asyncio
 import logging
 import os
 import signal
-import ssl
 import sys
 from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
@@ -17,18 +16,20 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from starlette.routing import BaseRoute
 from structlog.typing import FilteringBoundLogger
 
-from services.bus import Bus, NatsBus
+from services.bounded import CutShort, bounded
+from services.bus import Bus
 from services.bus.metrics import BusCollector
 from services.clock import Clock, SystemClock
+from services.connecting import connect
 from services.discovery import Announcer, Identity
 from services.http_server import HttpServer
 from services.observe import LibraryLogs, Metrics, logger
-from services.settings import ServiceSettings, SettingsError, load, read_seed
+from services.settings import ServiceSettings, SettingsError, load
 from services.supervisor import notify, watchdog
 
 SettingsOf = TypeVar("SettingsOf", bound=ServiceSettings)
 EXIT_OK, EXIT_CRASH, EXIT_SETTINGS = 0, 1, 2
-_HTTP_GRACE_S = 5.0
+_HTTP_GRACE_S, _STOP_S = 5.0, 10.0
 
 
 @dataclass
@@ -66,7 +67,7 @@ class Service(Protocol):
         ...
 
     async def stop(self) -> None:
-        """Give back what is held; the bus still works."""
+        """Give back what is held, also after a start that was cut short; the bus still works. Cancelled after 10 s."""
         ...
 
 
@@ -98,9 +99,8 @@ async def serve(
     http = HttpServer(settings, log)
     await http.start()
     try:
-        connected = bus or await _connected(settings, stop, http, log)
-        if connected is None:
-            return
+        http.not_ready = lambda: [f"no broker at {settings.nats_url}"]
+        connected: Bus = bus if bus is not None else await bounded(connect(settings, log), stop)
         try:
             await _Life(build, settings, connected, clock or SystemClock(), log, http).run(stop, hurry, started)
             if bus is None:
@@ -108,41 +108,10 @@ async def serve(
         finally:
             if bus is None:
                 await connected.close()
+    except CutShort:
+        log.info("stopped_before_start")
     finally:
         await http.stop(0 if hurry.is_set() else _HTTP_GRACE_S)
-
-
-async def _connected(
-    settings: ServiceSettings, stop: asyncio.Event, http: HttpServer, log: FilteringBoundLogger
-) -> Bus | None:
-    """The bus of the settings, waiting for the broker; None when stopped meanwhile."""
-    http.not_ready = lambda: [f"no broker at {settings.nats_url}"]
-    connecting = asyncio.ensure_future(
-        NatsBus.connect(
-            settings.nats_url,
-            name=settings.name,
-            nkey_seed=read_seed(settings.nats_nkey),
-            inbox=f"_INBOX.{settings.service}",
-            tls=_trusted(settings.nats_tls_ca),
-            log=log,
-        )
-    )
-    stopped = asyncio.ensure_future(stop.wait())
-    await asyncio.wait({connecting, stopped}, return_when=asyncio.FIRST_COMPLETED)
-    stopped.cancel()
-    if connecting.done():
-        return connecting.result()
-    connecting.cancel()
-    await asyncio.wait([connecting])
-    return None
-
-
-def _trusted(path: str) -> ssl.SSLContext | None:
-    """What a broker must be certified by; None for the machine's own list. SettingsError names the file."""
-    try:
-        return ssl.create_default_context(cafile=path) if path else None
-    except OSError as error:
-        raise SettingsError(f"nats_tls_ca = {path!r}: {error.strerror or error}") from error
 
 
 class _Life(Generic[SettingsOf]):
@@ -170,11 +139,15 @@ class _Life(Generic[SettingsOf]):
                 tasks.create_task(self._watch_bus(), name="bus failure")
                 app = self._app(tasks)
                 service = self._build(app)
-                await self._start(app, service)
-                if started is not None:
-                    started(app)
-                await stop.wait()
-                await self._end(app, service, hurry)
+                try:
+                    await bounded(self._start(app, service), stop)
+                    if started is not None:
+                        started(app)
+                    await stop.wait()
+                    await self._drain(app, service, hurry)
+                except CutShort:
+                    self._log.warning("start_cut_short")
+                await self._stop(service)
                 raise _Stopped
         except* _Stopped:
             self._log.info("stopped")
@@ -210,20 +183,20 @@ class _Life(Generic[SettingsOf]):
         stopping = ["stopping"] if app.stopping.is_set() else []
         return stopping + reasons + bus.refusals() + service.not_ready()
 
-    async def _end(self, app: App[SettingsOf], service: Service, hurry: asyncio.Event) -> None:
+    async def _drain(self, app: App[SettingsOf], service: Service, hurry: asyncio.Event) -> None:
         app.stopping.set()
-        self._log.info("draining", drain_s=self._settings.drain_s)
-        draining = asyncio.ensure_future(service.drain())
-        hurried = asyncio.ensure_future(hurry.wait())
-        await asyncio.wait({draining, hurried}, timeout=self._settings.drain_s, return_when=asyncio.FIRST_COMPLETED)
-        hurried.cancel()
-        if not draining.done():
-            self._log.warning("drain_cut_short", hurried=hurry.is_set(), drain_s=self._settings.drain_s)
-            draining.cancel()
-            await asyncio.wait([draining])
-        else:
-            draining.result()
-        await service.stop()
+        drain_s = self._settings.drain_s
+        self._log.info("draining", drain_s=drain_s)
+        try:
+            await bounded(service.drain(), hurry, timeout_s=drain_s)
+        except CutShort:
+            self._log.warning("drain_cut_short", hurried=hurry.is_set(), drain_s=drain_s)
+
+    async def _stop(self, service: Service) -> None:
+        try:
+            await bounded(service.stop(), timeout_s=_STOP_S)
+        except CutShort:
+            self._log.warning("stop_cut_short", stop_s=_STOP_S)
 
     def _failed(self, error: Exception) -> None:
         if not self._failure.done():

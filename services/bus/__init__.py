@@ -1,6 +1,7 @@
 """The message bus: NATS between processes, one in memory for tests. Everything public is imported from here."""
 
-from services.bus.memory import MemoryBus, MemoryHub
+from services.bus.memory import MemoryBus
+from services.bus.memory_hub import MemoryHub
 from services.bus.nats_bus import NatsBus
 from services.bus.outbox import Outbox
 from services.bus.types import (

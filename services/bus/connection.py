@@ -1,49 +1,25 @@
-"""The connection to the broker: opened once, reopened for ever, with jitter of our own (nats-py has none)."""
+"""The connection to the broker: opened once, reopened for ever."""
 
 import asyncio
 import random
-import ssl
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import nats.errors
-from nats.aio.client import Client, Server
+from nats.aio.client import Client
 from nats.aio.subscription import Subscription as NatsSubscription
 from structlog.typing import FilteringBoundLogger
 
 from services.bus.interest import Interest
+from services.bus.options import FLUSH_S, RECONNECT_FROM_S, RECONNECT_TO_S, Options, dial
 from services.bus.refusals import Refusals, parse_refusal
 from services.bus.requests import Inbox
 from services.bus.types import UNAVAILABLE_AFTER_S, BusRefused, BusStats, BusUnavailable
 from services.clock import SystemClock
 from services.observe import RateLimitedLog
 
-RECONNECT_FROM_S, RECONNECT_TO_S = 0.1, 2.0
-"""Each try to reconnect waits a random time between these: a returning broker meets its clients one by one."""
-PING_S = 5.0
-PENDING_BYTES = 16 << 20
-_FLUSH_S = 2.0
 _REOPEN_S = 5.0
 _AUTHORIZATION = "authorization violation"
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """How to connect; see `NatsBus.connect`."""
-
-    url: str
-    name: str
-    nkey_seed: str | None
-    inbox: str
-    tls: ssl.SSLContext | None
-    ping_s: float
-    pending_bytes: int
-
-
-def reconnect_delay(servers: list[Server], info: dict[str, Any]) -> tuple[Server | None, float]:
-    """Which server to try next and when: any, after a random time."""
-    return (random.choice(servers) if servers else None), random.uniform(RECONNECT_FROM_S, RECONNECT_TO_S)
 
 
 class Connection:
@@ -97,19 +73,9 @@ class Connection:
         self._replies = await self.client.subscribe(self.inbox.pattern, cb=self.inbox.receive)
 
     async def _connect(self) -> None:
-        options = self.options
-        await self.client.connect(
-            options.url.split(","),
-            name=options.name,
-            nkeys_seed_str=options.nkey_seed,
-            tls=options.tls,
-            max_reconnect_attempts=-1,
-            reconnect_time_wait=random.uniform(RECONNECT_FROM_S, 0.5),  # type: ignore[arg-type]
-            reconnect_to_server_handler=reconnect_delay,
-            ping_interval=options.ping_s,  # type: ignore[arg-type]
-            max_outstanding_pings=1,
-            pending_size=options.pending_bytes,
-            flush_timeout=_FLUSH_S,
+        await dial(
+            self.client,
+            self.options,
             error_cb=self._on_error,
             disconnected_cb=self._on_disconnected,
             reconnected_cb=self._on_reconnected,
@@ -140,18 +106,18 @@ class Connection:
     async def confirm(self) -> None:
         """Wait until the broker has taken what was sent so far; at most 2 s, and not at all while it is away."""
         if self.connected:
-            await asyncio.wait([self.start(self._round_trip(), "confirm")], timeout=_FLUSH_S)
+            await asyncio.wait([self.start(self._round_trip(), "confirm")], timeout=FLUSH_S)
 
     async def _round_trip(self) -> None:
         # nats-py breaks its reader when an answer comes after the flush was given up: leave it the time in which the
         # pings declare the connection dead.
         try:
-            await self.client.flush(timeout=round(_FLUSH_S + 3 * self.options.ping_s) + 1)
+            await self.client.flush(timeout=round(FLUSH_S + 3 * self.options.ping_s) + 1)
         except (nats.errors.Error, OSError) as error:
             self._limited.warning("broker_silent", error=str(error))
 
     def failed(self, error: Exception) -> None:
-        """A handler raised, or the connection ended for good: tell the owner."""
+        """A handler raised: tell the owner."""
         self.failure = self.failure or error
         self._log.error("bus_failed", exc_info=error)
         for callback in self.failure_callbacks:
@@ -219,9 +185,18 @@ class Connection:
             self.start(self.on_restored(), "restored")
 
     async def _on_closed(self) -> None:
-        self.restored.clear()
         if not self._closing:
-            self.failed(BusRefused(f"the broker ended the connection for good: {self.client.last_error}"))
+            self.start(self._renew(), "renew")
+
+    async def _renew(self) -> None:
+        """The broker told us to go (as when our key is taken away), after which nats-py gives up: begin anew."""
+        self.client = Client()
+        await asyncio.sleep(random.uniform(RECONNECT_FROM_S, RECONNECT_TO_S))
+        await self._connect()
+        self._replies = await self.client.subscribe(self.inbox.pattern, cb=self.inbox.receive)
+        for interest in list(self.interests):
+            await interest.reopen()
+        await self._on_reconnected()
 
     async def drain(self, timeout_s: float) -> None:
         """Take no more messages, finish those received, send what is buffered, close."""

@@ -8,11 +8,12 @@ from typing import Any
 from nats.aio.msg import Msg
 from structlog.typing import FilteringBoundLogger
 
-from services.bus.connection import PENDING_BYTES, PING_S, Connection, Options
+from services.bus.connection import Connection
 from services.bus.follow import Follower
 from services.bus.interest import Interest, Worker, into_mailbox
 from services.bus.jetstream import JetStream, checked, stream_config
 from services.bus.mailbox import DEFAULT_LIMIT, Mailbox, Responders
+from services.bus.options import PENDING_BYTES, PING_S, Options
 from services.bus.requests import is_no_responders
 from services.bus.types import (
     UNAVAILABLE_AFTER_S,

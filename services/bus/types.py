@@ -197,7 +197,7 @@ class Bus(Protocol):
         ...
 
     def on_failure(self, callback: Callable[[Exception], None]) -> None:
-        """Call when a handler raised or the broker closed the connection for good: the owner must end."""
+        """Call when a handler raised: an invariant is broken and the owner must end."""
         ...
 
     async def drain(self) -> None:

@@ -26,6 +26,10 @@ async def until_up(*buses: NatsBus) -> None:
             await asyncio.sleep(0.005)
 
 
+async def echo(delivery: Delivery) -> bytes:
+    return delivery.data
+
+
 async def test_publishes_during_an_outage_arrive_after_it(broker: Broker, nats_connect: Connect) -> None:
     url = broker.start()
     one, two = await nats_connect(url), await nats_connect(url)
@@ -99,9 +103,6 @@ async def test_a_request_under_way_fails_two_seconds_into_an_outage(broker: Brok
 async def test_a_request_during_a_short_outage_succeeds(broker: Broker, nats_connect: Connect) -> None:
     url = broker.start()
     asker, answerer = await nats_connect(url), await nats_connect(url)
-
-    async def echo(delivery: Delivery) -> bytes:
-        return delivery.data
 
     await answerer.respond("ei.echo", echo)
     broker.kill()
@@ -220,6 +221,33 @@ async def test_a_broker_that_lost_its_store_is_read_from_its_new_beginning(
             except BusError:
                 await asyncio.sleep(0.05)
     assert (await came.wait_for(6, 15))[-1] == b"new"
+
+
+async def test_a_connection_that_nats_gave_up_is_made_anew(broker: Broker, nats_connect: Connect) -> None:
+    """nats-py closes for good on some words of the broker; subscriptions, readers and requests go on all the same."""
+    url = broker.start()
+    bus, other = await nats_connect(url), await nats_connect(url)
+    await bus.ensure_stream("events", ["ev.*"])
+    heard, read = Collector(), Collector()
+    await bus.subscribe("ei.x", heard)
+    await bus.follow("ev.*", read, start="all")
+    await bus.respond("ei.echo", echo)
+    back = asyncio.Event()
+
+    async def on_reconnect() -> None:
+        back.set()
+
+    bus.on_reconnect(on_reconnect)
+    await bus._connection.client.close()
+    assert not bus.connected
+    await asyncio.wait_for(back.wait(), 10)
+    assert await other.request("ei.echo", b"x", 5) == b"x"
+    await other.publish("ei.x", b"heard")
+    await other.store("ev.a", b"read", "id-1")
+    assert await heard.wait_for(1) == [b"heard"]
+    assert await read.wait_for(1, 10) == [b"read"]
+    assert await bus.request("ei.echo", b"y", 5) == b"y"
+    assert bus.failure is None
 
 
 async def test_drain_and_close_during_an_outage_end_soon(broker: Broker, nats_connect: Connect) -> None:

@@ -153,7 +153,7 @@ async def test_runs_in_children_of_a_process_that_imported_it(
             everybody.set()
 
     await bus.subscribe("demo.hello", on_hello)
-    process = await start("tests.integration.fork_services", "32", nats_url=nats_url, log_level="warning")
+    process = await start("tests.integration.fork_services", "32", nats_url=nats_url, log_level="error")
     await asyncio.wait_for(everybody.wait(), 20)
     assert await bus.request("demo.node-31", b"x", 5) == b"x"
     process.terminate()

@@ -207,6 +207,27 @@ async def test_a_service_that_fails_to_start_fails(hub: MemoryHub) -> None:
     await bus.close()
 
 
+async def test_a_stop_during_a_long_start_cuts_it_short(hub: MemoryHub) -> None:
+    calls: list[str] = []
+    begun = asyncio.Event()
+
+    class Slow(Demo):
+        async def start(self) -> None:
+            begun.set()
+            await asyncio.sleep(600)
+
+        async def stop(self) -> None:
+            calls.append("stop")
+
+    bus, stop = MemoryBus(hub), asyncio.Event()
+    serving = asyncio.ensure_future(serve(Slow, DemoSettings(), stop=stop, bus=bus))
+    await begun.wait()
+    stop.set()
+    await asyncio.wait_for(serving, 5)
+    assert calls == ["stop"]
+    await bus.close()
+
+
 async def test_the_bound_port_is_published_and_withdrawn(hub: MemoryHub, tmp_path: Path) -> None:
     async with running(hub, DemoSettings(name="demo-1", ports_dir=str(tmp_path))) as demo:
         published = tmp_path / "demo-1.http"
