@@ -30,22 +30,26 @@ SWEEP_S = 5.0
 class KvPool:
     """The service. Ready once the arena is mapped, the socket listens and peers are answered."""
 
+    store: Store
+    """Set by `start`."""
+
     def __init__(self, app: App[KvPoolSettings]) -> None:
         self._app, self._settings = app, app.settings
         self._arena: Arena | None = None
         self._local: LocalServer | None = None
         self._publisher: Publisher | None = None
-        self._transports: list[Transport] = []
+        self.transports: list[Transport] = []
+        """The ways to peers, best first."""
 
     async def start(self) -> None:
         """Map the arena, adopt what it holds, then let engine and peers in. ArenaError if it is not ours to use."""
         app, settings = self._app, self._settings
-        store = await self._open()
+        store = self.store = await self._open()
         metrics, log = PoolMetrics(app.metrics), RateLimitedLog(app.log, app.clock)
         app.registry.register(PoolCollector(store))
         subjects, host = Subjects(settings.partition), host_id()
         network = self._make_transports(store, host)
-        puller = Puller(store, app.bus, subjects, self._transports, app.clock, metrics, host=host)
+        puller = Puller(store, app.bus, subjects, self.transports, app.clock, metrics, host=host)
         fetcher = Fetcher(store, puller, app.clock, app.tasks, metrics, node=settings.node)
         if network is not None and settings.transport == "mooncake":
             await network.session()
@@ -99,7 +103,7 @@ class KvPool:
         """The ways to peers, best first; returns the one over the network, None where only shm is allowed."""
         settings = self._settings
         if settings.transport != "mooncake":
-            self._transports.append(ShmTransport(store.arena, host))
+            self.transports.append(ShmTransport(store.arena, host))
         if settings.transport == "shm":
             return None
         options = MooncakeOptions(
@@ -109,7 +113,7 @@ class KvPool:
             ports=settings.transfer_ports,
         )
         network = MooncakeTransport(store.arena, options, self._app.log)
-        self._transports.append(network)
+        self.transports.append(network)
         return network
 
     async def _tick(self, store: Store) -> None:
@@ -120,7 +124,7 @@ class KvPool:
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(SWEEP_S)
-            for transport in self._transports:
+            for transport in self.transports:
                 if isinstance(transport, ShmTransport):
                     transport.forget_dead()
 
@@ -139,7 +143,7 @@ class KvPool:
         """Leave socket and arena; another pool may adopt it."""
         if self._local is not None:
             await self._local.stop()
-        for transport in self._transports:
+        for transport in self.transports:
             await transport.close()
         if self._arena is not None:
             if self._settings.keep_arena:

@@ -152,10 +152,14 @@ def test_children_die_with_a_supervisor_that_is_killed(tmp_path: Path) -> None:
         assert process.wait() == -signal.SIGKILL
 
 
+def arena_of(directory: RunDirectory) -> Path:
+    return directory.arenas(1) / f"{directory.shm_prefix}node-0.arena"
+
+
 def test_the_directory_is_held_by_one_cluster_and_left_empty(directory: RunDirectory) -> None:
     assert directory.take() == []
     directory.write(state_of({}))
-    directory.arena("node-0").write_bytes(b"x")
+    arena_of(directory).write_bytes(b"x")
     with pytest.raises(InUse, match=f"process {os.getpid()} runs a cluster"):
         RunDirectory(PORT).take()
     directory.give_back()
@@ -177,14 +181,15 @@ def test_what_a_killed_run_left_is_swept(directory: RunDirectory) -> None:
             }
         )
     )
-    directory.arena("node-0").write_bytes(b"x")
+    arena = arena_of(directory)
+    arena.write_bytes(b"x")
     swept = directory.take()
     assert orphan.wait(WAIT_S) == -signal.SIGKILL
     assert bystander.poll() is None, "a process that merely has the pid is left alone"
     bystander.kill()
     bystander.wait()
     assert f"process group {orphan.pid} (engine-node-0)" in swept
-    assert str(directory.arena("node-0")) in swept
+    assert str(arena) in swept
     assert read_state(run_path(PORT)) is None
 
 

@@ -1,0 +1,372 @@
+"""Fetches between pools: from one peer or several, torn, stale, late, at once; over shared memory and Mooncake."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schemas.codec import encode
+from schemas.pool import LEASE_REQUEST, LeaseReply
+from schemas.subjects import Subjects
+from services.bus import Delivery, MemoryBus, MemoryHub
+from services.kvpool.transfer import BlockCopy, CopyJob, Outcome
+from tests.pool_node import BLOCK_BYTES, Node, PoolClient, connect, running, settings
+from tests.pool_world import content, context
+
+SUBJECTS = Subjects()
+Cluster = Callable[..., Any]
+
+
+class World:
+    """Pools a, b, c in this process with a client each."""
+
+    def __init__(self, hub: MemoryHub) -> None:
+        self.hub = hub
+        self.nodes: dict[str, Node] = {}
+        self.clients: dict[str, PoolClient] = {}
+
+    def __getitem__(self, name: str) -> PoolClient:
+        return self.clients[name]
+
+
+@pytest.fixture(params=["shm", "mooncake"])
+def transport(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@contextlib.asynccontextmanager
+async def world(folder: Path, names: str, **fields: Any) -> AsyncIterator[World]:
+    found = World(MemoryHub())
+    async with contextlib.AsyncExitStack() as stack:
+        for name in names:
+            of = settings(folder, name, **fields)
+            found.nodes[name] = await stack.enter_async_context(running(of, MemoryBus(found.hub)))
+            found.clients[name] = await connect(of)
+            stack.push_async_callback(found.clients[name].close)
+        yield found
+
+
+async def settled(client: PoolClient, *, held: int, used: int) -> None:
+    """Wait until so many blocks are held and used: releases to peers are not waited for."""
+    async with asyncio.timeout(5):
+        while ((status := await client.status()).pinned_blocks, status.used_blocks) != (held, used):
+            await asyncio.sleep(0.01)
+
+
+async def test_a_prefix_is_brought_from_a_peer_and_pinned(tmp_path: Path, transport: str) -> None:
+    async with world(tmp_path, "ab", transport=transport) as pools:
+        chain = context("chain", 9)
+        await pools["b"].write(chain)
+        reply = await pools["a"].fetch("f", chain, [("b", 0, 9)])
+        assert (reply.blocks, reply.fetched, reply.bytes) == (9, 9, 9 * BLOCK_BYTES)
+        assert (reply.transport, reply.reason) == (transport, "")
+        assert pools["a"].holds_right_bytes(chain)
+        await settled(pools["a"], held=9, used=9)
+        await settled(pools["b"], held=0, used=9)
+        await pools["a"].release("f")
+        await settled(pools["a"], held=0, used=9)
+        assert pools.nodes["a"].metric("fetched_bytes_total", transport=transport) == 9 * BLOCK_BYTES
+        again = await pools["a"].fetch("g", chain, [("b", 0, 9)])
+        assert (again.blocks, again.fetched) == (9, 0)
+
+
+async def test_pieces_of_one_prefix_come_from_several_nodes(tmp_path: Path, transport: str) -> None:
+    async with world(tmp_path, "abc", transport=transport) as pools:
+        chain = context("chain", 12)
+        await pools["b"].write(chain[:5])
+        await pools["c"].write(chain[4:9], parent=chain[3])
+        await pools["a"].write(chain[2:4], parent=chain[1])
+        sources = [("b", 0, 5), ("c", 4, 12), ("a", 2, 4)]
+        reply = await pools["a"].fetch("f", chain, sources)
+        assert (reply.blocks, reply.fetched) == (9, 7)
+        assert "c does not have" in reply.reason
+        assert pools["a"].holds_right_bytes(chain[:9])
+        await settled(pools["a"], held=9, used=9)
+
+
+async def test_a_block_that_one_source_lost_comes_from_the_next(tmp_path: Path) -> None:
+    async with world(tmp_path, "abc") as pools:
+        chain = context("chain", 6)
+        await pools["b"].write(chain[:3])
+        await pools["c"].write(chain)
+        reply = await pools["a"].fetch("f", chain, [("b", 0, 6), ("nowhere", 0, 6), ("c", 0, 6)])
+        assert (reply.blocks, reply.fetched) == (6, 6)
+        assert pools["a"].holds_right_bytes(chain)
+
+
+async def test_without_a_source_what_is_here_is_pinned(tmp_path: Path) -> None:
+    async with world(tmp_path, "a") as pools:
+        chain = context("chain", 4)
+        await pools["a"].write([*chain[:2]])
+        await pools["a"].write(chain[3:], parent=chain[2])
+        reply = await pools["a"].fetch("f", chain)
+        assert (reply.blocks, reply.fetched, reply.reason) == (2, 0, "no source")
+        await settled(pools["a"], held=2, used=3)
+
+
+async def test_concurrent_fetches_of_one_prefix_copy_it_once(tmp_path: Path) -> None:
+    async with world(tmp_path, "ab") as pools:
+        chain = context("chain", 40)
+        await pools["b"].write(chain)
+        replies = await asyncio.gather(*(pools["a"].fetch(f"f{i}", chain[: 20 + i], [("b", 0, 40)]) for i in range(21)))
+        assert [reply.blocks for reply in replies] == list(range(20, 41))
+        assert pools.nodes["a"].metric("fetched_blocks_total", transport="shm") == 40
+        assert sum(reply.fetched for reply in replies) == 40
+        for i in range(21):
+            await pools["a"].release(f"f{i}")
+        await settled(pools["a"], held=0, used=40)
+        await settled(pools["b"], held=0, used=40)
+
+
+async def test_a_fetch_waits_for_a_block_the_own_engine_is_writing(tmp_path: Path) -> None:
+    async with world(tmp_path, "ab") as pools:
+        (digest,) = context("x", 1)
+        await pools["b"].write([digest])
+        gate = Gate(pools.nodes["a"])
+        first = asyncio.create_task(pools["a"].fetch("one", [digest], [("b", 0, 1)]))
+        await gate.begun.wait()
+        second = asyncio.create_task(pools["a"].fetch("two", [digest]))
+        await asyncio.sleep(0.02)
+        gate.open()
+        assert ((await first).fetched, (await second).fetched) == (1, 0)
+        assert (await second).blocks == 1
+
+
+class Gate:
+    """A transport of a node that copies nothing until it is opened; then what is right but for `torn` blocks."""
+
+    name = "gate"
+
+    def __init__(self, node: Node, torn: Sequence[bytes] = ()) -> None:
+        self._node, self._torn = node, set(torn)
+        self.begun = asyncio.Event()
+        self.jobs: list[CopyJob] = []
+        node.pool.transports.insert(0, self)
+
+    def reaches(self, lease: LeaseReply) -> bool:
+        return True
+
+    async def begin(self, lease: LeaseReply, blocks: Sequence[BlockCopy]) -> CopyJob:
+        self.jobs.append(CopyJob(blocks, asyncio.get_running_loop()))
+        self.begun.set()
+        return self.jobs[-1]
+
+    def open(self, outcome: Outcome = Outcome.ARRIVED) -> None:
+        arena = self._node.pool.store.arena
+        for job in self.jobs:
+            for i, block in enumerate(job.blocks):
+                arena.view(block.slot)[:] = content(block.digest, BLOCK_BYTES)
+                job.outcomes[i] = Outcome.CORRUPT if block.digest in self._torn else outcome
+            job.finish()
+        self.jobs.clear()
+
+    async def close(self) -> None:
+        self.open()
+
+
+async def test_case_15_main_piece_without_its_side_piece(tmp_path: Path) -> None:
+    """A block is all its pieces in one slot: one that did not come whole ends the usable prefix there."""
+    async with world(tmp_path, "ab", capacity_blocks=8) as pools:
+        chain = context("chain", 4)
+        await pools["b"].write(chain)
+        gate = Gate(pools.nodes["a"], torn=[chain[2]])
+        fetching = asyncio.create_task(pools["a"].fetch("f", chain, [("b", 0, 4)]))
+        await gate.begun.wait()
+        assert (await pools["a"].status()).used_blocks == 4
+        gate.open()
+        reply = await fetching
+        assert (reply.blocks, reply.fetched) == (2, 2)
+        assert "corrupt at b" in reply.reason
+        await settled(pools["a"], held=2, used=2)
+        assert pools.nodes["a"].metric("undelivered_blocks_total", reason="corrupt") == 1
+
+
+async def test_case_29_no_deadline_on_a_load(tmp_path: Path) -> None:
+    async with world(tmp_path, "ab") as pools:
+        chain = context("chain", 4)
+        await pools["b"].write(chain)
+        gate = Gate(pools.nodes["a"])
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        reply = await pools["a"].fetch("f", chain, [("b", 0, 4)], deadline_s=0.4)
+        assert 0.4 <= loop.time() - began < 0.6
+        assert (reply.blocks, reply.reason) == (0, "deadline")
+        assert pools.nodes["a"].metric("deadline_exceeded_total") == 1
+        assert await pools["a"].locate(chain) == 0
+        await settled(pools["a"], held=0, used=4)
+
+        assert await pools["a"].write(chain) == 4, "what is late hinders nobody from computing it"
+        gate.open()
+        await settled(pools["a"], held=0, used=4)
+        assert pools["a"].holds_right_bytes(chain)
+        assert pools.nodes["a"].metric("undelivered_blocks_total", reason="late") == 4
+
+        pools.nodes["a"].pool.transports.remove(gate)
+        other = context("other", 2)
+        await pools["b"].write(other)
+        assert (await pools["a"].fetch("g", other, [("b", 0, 2)])).fetched == 2, "no ban sticks to the peer"
+
+
+async def test_slots_of_a_transfer_nobody_knows_the_end_of_are_used_no_more(tmp_path: Path) -> None:
+    async with world(tmp_path, "ab", capacity_blocks=8) as pools:
+        chain = context("chain", 3)
+        await pools["b"].write(chain)
+        gate = Gate(pools.nodes["a"])
+        fetching = asyncio.create_task(pools["a"].fetch("f", chain, [("b", 0, 3)]))
+        await gate.begun.wait()
+        gate.open(Outcome.UNSETTLED)
+        reply = await fetching
+        assert (reply.blocks, reply.reason) == (0, "unsettled at b")
+        await settled(pools["a"], held=0, used=3)
+        assert pools.nodes["a"].metric("blocks", state="aside") == 3
+        assert await pools["a"].write(context("new", 8)[:5]) == 5
+
+
+async def test_a_released_fetch_ends_at_once_and_pins_nothing(tmp_path: Path) -> None:
+    async with world(tmp_path, "ab") as pools:
+        chain = context("chain", 4)
+        await pools["b"].write(chain)
+        await pools["a"].write(chain[:1])
+        gate = Gate(pools.nodes["a"])
+        fetching = asyncio.create_task(pools["a"].fetch("f", chain, [("b", 0, 4)]))
+        await gate.begun.wait()
+        await pools["a"].release("f")
+        reply = await fetching
+        assert (reply.blocks, reply.reason) == (0, "released")
+        gate.open()
+        await settled(pools["a"], held=0, used=1)
+        await settled(pools["b"], held=0, used=4)
+
+
+async def test_a_lost_connection_ends_its_fetches_and_pins(tmp_path: Path) -> None:
+    async with world(tmp_path, "ab") as pools:
+        chain = context("chain", 4)
+        await pools["b"].write(chain)
+        gate = Gate(pools.nodes["a"])
+        other = await connect(pools["a"].settings, "storage")
+        await other.write(chain[:2])
+        await other.fetch("pinned", chain[:2])
+        fetching = asyncio.create_task(other.fetch("f", chain, [("b", 0, 4)]))
+        await gate.begun.wait()
+        await other.close()
+        await asyncio.gather(fetching, return_exceptions=True)
+        gate.open()
+        await settled(pools["a"], held=0, used=2)
+
+
+async def test_a_full_pool_takes_what_it_has_room_for(tmp_path: Path) -> None:
+    async with world(tmp_path, "ab", capacity_blocks=8) as pools:
+        busy, chain = context("busy", 5), context("chain", 6)
+        await pools["a"].write(busy)
+        await pools["a"].fetch("busy", busy)
+        await pools["b"].write(chain)
+        reply = await pools["a"].fetch("f", chain, [("b", 0, 6)])
+        assert (reply.blocks, reply.fetched) == (3, 3)
+        assert reply.reason == "no room for 3 blocks"
+        assert pools["a"].holds_right_bytes([*busy, *chain[:3]][:5])
+        await settled(pools["a"], held=8, used=8)
+
+
+async def test_damaged_bytes_at_the_source_are_never_taken_in(tmp_path: Path, transport: str) -> None:
+    async with world(tmp_path, "ab", transport=transport) as pools:
+        chain = context("chain", 4)
+        await pools["b"].write(chain)
+        damaged = pools["b"].arena.find(chain[1])
+        assert damaged is not None
+        pools["b"].arena.view(damaged.slot)[BLOCK_BYTES - 1] ^= 1
+        reply = await pools["a"].fetch("f", chain, [("b", 0, 4)])
+        assert reply.blocks == 1
+        assert pools["a"].holds_right_bytes(chain[:1])
+        assert await pools["a"].locate(chain) == 1
+        await settled(pools["a"], held=1, used=1)
+
+
+async def test_a_stale_generation_is_never_taken_in(tmp_path: Path, transport: str) -> None:
+    """A peer whose lease says one thing and whose arena another by the time it is read."""
+    async with world(tmp_path, "ab", transport=transport, capacity_blocks=4) as pools:
+        chain, other = context("chain", 2), context("other", 4)
+        await pools["b"].write(chain)
+        source = pools.nodes["b"].pool.store
+        transports = pools.nodes["a"].pool.transports
+        begin = transports[0].begin
+
+        async def evicted_meanwhile(lease: LeaseReply, blocks: Sequence[BlockCopy]) -> CopyJob:
+            for lease_id in list(source.core.leases._holds):
+                source.end_lease(lease_id)
+            await pools["b"].write(other)
+            return await begin(lease, blocks)
+
+        transports[0].begin = evicted_meanwhile  # type: ignore[method-assign]
+        reply = await pools["a"].fetch("f", chain, [("b", 0, 2)])
+        assert reply.blocks == 0
+        assert reply.reason in ("stale at b", "corrupt at b")
+        await settled(pools["a"], held=0, used=0)
+
+
+async def test_blocks_of_another_layout_are_refused_by_name(tmp_path: Path) -> None:
+    async with world(tmp_path, "a") as pools:
+        chain = context("chain", 2)
+        async with running(settings(tmp_path, "z", model="large"), MemoryBus(pools.hub)) as other:
+            client = await connect(other.settings)
+            await client.write(chain)
+            reply = await pools["a"].fetch("f", chain, [("z", 0, 2)])
+            assert reply.blocks == 0
+            assert "z holds blocks of large" in reply.reason
+            assert "here are tiny" in reply.reason
+            await settled(client, held=0, used=2)
+            await client.close()
+
+
+async def test_peers_in_another_mount_are_reached_over_the_network(tmp_path: Path) -> None:
+    """The same kernel, yet the path shows nothing here: a container's own /dev/shm."""
+    async with world(tmp_path, "ab") as pools:
+        chain = context("chain", 3)
+        await pools["b"].write(chain)
+        store = pools.nodes["b"].pool.store
+        reply_of = store.lease_reply
+
+        def elsewhere(*args: Any) -> LeaseReply:
+            import msgspec
+
+            return msgspec.structs.replace(reply_of(*args), arena=str(tmp_path / "not mounted here"))
+
+        store.lease_reply = elsewhere  # type: ignore[method-assign]
+        reply = await pools["a"].fetch("f", chain, [("b", 0, 3)])
+        assert (reply.fetched, reply.transport) == (3, "mooncake")
+        assert pools["a"].holds_right_bytes(chain)
+
+
+async def test_a_peer_that_answers_nonsense_is_passed_over(tmp_path: Path) -> None:
+    async with world(tmp_path, "ab") as pools:
+        chain = context("chain", 3)
+        await pools["b"].write(chain)
+        bus = MemoryBus(pools.hub)
+        asked = 0
+
+        async def nonsense(request: Delivery) -> bytes:
+            nonlocal asked
+            asked += 1
+            assert LEASE_REQUEST.decode(request.data).digests
+            return b"nonsense" if asked == 1 else encode(LeaseReply(slots=[], incarnation=1, error="not today"))
+
+        await bus.respond(SUBJECTS.pool("lease", "liar"), nonsense)
+        reply = await pools["a"].fetch("f", chain, [("liar", 0, 3), ("b", 0, 3)])
+        assert reply.fetched == 3
+        other = context("other", 1)
+        reply = await pools["a"].fetch("g", other, [("liar", 0, 1)])
+        assert reply.reason == "not today"
+        assert pools.nodes["a"].metric("rejected_messages_total", subject="pool.lease", reason="schema") == 1
+
+
+async def test_a_prefix_longer_than_a_batch_comes_in_several(tmp_path: Path, transport: str) -> None:
+    async with world(tmp_path, "ab", transport=transport, capacity_blocks=400, debug_checks=False) as pools:
+        chain = context("chain", 300)
+        for start in range(0, 300, 100):
+            await pools["b"].write(chain[start : start + 100], parent=chain[start - 1] if start else b"")
+        reply = await pools["a"].fetch("f", chain, [("b", 0, 300)])
+        assert (reply.blocks, reply.fetched) == (300, 300)
+        assert pools["a"].holds_right_bytes(chain)
+        await settled(pools["b"], held=0, used=300)
