@@ -31,11 +31,9 @@ class Announcements:
     def came(self, holding: Holding, run: Run, new: Spans) -> None:
         """Blocks came to an L2 holding. Said even where neither bit is set: a word on a former copy of the same block
         may have reached the pool after this one came."""
-        referenced = sets.both(new, run.referenced(holding.node))
-        holding.referenced += sets.size(referenced)
-        holding.unreachable += sets.size(_beyond(new, run.reach))
-        self._say(holding, run, referenced, referenced=True)
-        self._say(holding, run, sets.minus(new, referenced), referenced=False)
+        holding.referenced += self._state(holding, run, new)
+        if new[-1] > run.reach:
+            holding.unreachable += sets.size(_beyond(new, run.reach))
 
     def left(self, holding: Holding, run: Run, gone: Spans) -> None:
         """Blocks left an L2 holding."""
@@ -58,9 +56,7 @@ class Announcements:
     def reached(self, holding: Holding, run: Run, blocks: Spans, *, lost: bool) -> None:
         """Copies of an L2 holding became reachable, or were lost to reach; `run.reach` says so already."""
         holding.unreachable += sets.size(blocks) if lost else -sets.size(blocks)
-        referenced = sets.both(blocks, run.referenced(holding.node))
-        self._say(holding, run, referenced, referenced=True)
-        self._say(holding, run, sets.minus(blocks, referenced), referenced=False)
+        self._state(holding, run, blocks)
 
     def retell(self, holding: Holding, run: Run) -> None:
         """Say what a pool would not assume of its copies."""
@@ -69,14 +65,26 @@ class Announcements:
         self._say(holding, run, referenced, referenced=True)
         self._say(holding, run, sets.minus(_beyond(held, run.reach), referenced), referenced=False)
 
+    def _state(self, holding: Holding, run: Run, blocks: Spans) -> int:
+        """Say both bits of these copies; how many of them are referenced."""
+        claimed = run.referenced(holding.node)
+        referenced = sets.both(blocks, claimed) if claimed else NOTHING
+        if referenced:
+            self._say(holding, run, referenced, referenced=True)
+            blocks = sets.minus(blocks, referenced)
+        self._say(holding, run, blocks, referenced=False)
+        return sets.size(referenced)
+
     def _say(self, holding: Holding, run: Run, blocks: Spans, *, referenced: bool) -> None:
         if not holding.live or not blocks:
             return
-        within = sets.both(blocks, [0, run.reach]) if run.reach else NOTHING
-        for part, unreachable in ((within, False), (sets.minus(blocks, within), True)):
+        beyond = _beyond(blocks, run.reach)
+        within = sets.minus(blocks, beyond) if beyond else blocks
+        for part, unreachable in ((within, False), (beyond, True)):
             if part:
-                keys = b"".join(run.packed(part[i], part[i + 1]) for i in range(0, len(part), 2))
-                self.waiting.append(Announcement(holding.node, referenced, unreachable, keys))
+                keys = [run.packed(part[i], part[i + 1]) for i in range(0, len(part), 2)]
+                said = b"".join(keys) if len(keys) > 1 else keys[0]
+                self.waiting.append(Announcement(holding.node, referenced, unreachable, said))
 
     def check(self) -> None:
         """Assert the counts of every holding."""

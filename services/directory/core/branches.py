@@ -104,6 +104,8 @@ class Branches:
 
     def extended_by(self, tenant: str, keys: Keys, known: int) -> Branch | None:
         """The inferred branch that a prompt without a branch id extends furthest, by its first `known` keys."""
+        if self._anchors.keys().isdisjoint(keys[:known].tolist()):
+            return None
         for number in range(known - 1, -1, -1):
             branch = self._anchors.get(keys[number])
             if branch is not None and branch.key[0] == tenant:

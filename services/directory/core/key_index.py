@@ -1,117 +1,141 @@
-"""Which run holds a key: 12 bytes a key in sorted shards, and a dictionary of the newest changes before them."""
+"""Which run holds a key: sorted arrays of 12 bytes a key, a few levels deep so that no change moves much."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
-from itertools import pairwise, repeat
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
-from services.directory.core.run import Run
+from services.directory.core.run import Keys, Run
 
-SHARD_BITS = 8
-SMALLEST_BATCH = 16_384
+SHARD_BITS = 5
+NEWEST_KEYS = 4096
+SMALL_LEVELS = 16
+LARGE_LEVELS = 4
+
+_U64 = npt.NDArray[np.uint64]
+_U32 = npt.NDArray[np.uint32]
 
 
-class _Shard:
-    """Keys of one range in ascending order, and the ident of the run of each."""
+class _Level:
+    """Keys in ascending order, each with the ident of its run; 0 says that the key was deleted."""
 
     __slots__ = ("idents", "keys", "view")
 
-    def __init__(self) -> None:
-        self.put(np.empty(0, np.uint64), np.empty(0, np.uint32))
-
-    def put(self, keys: npt.NDArray[np.uint64], idents: npt.NDArray[np.uint32]) -> None:
+    def __init__(self, keys: _U64, idents: _U32) -> None:
         self.keys, self.idents, self.view = keys, idents, keys.data
 
-    def merge(self, keys: npt.NDArray[np.uint64], idents: npt.NDArray[np.uint32]) -> None:
-        """Take in sorted changes; ident 0 deletes."""
-        at = np.searchsorted(self.keys, keys)
-        known = np.zeros(len(keys), bool)
-        inside = at < len(self.keys)
-        known[inside] = self.keys[at[inside]] == keys[inside]
-        self.idents[at[known]] = idents[known]
-        new = ~known & (idents != 0)
-        merged = np.insert(self.keys, at[new], keys[new])
-        owners = np.insert(self.idents, at[new], idents[new])
-        if not owners.all():
-            merged, owners = merged[owners != 0], owners[owners != 0]
-        self.put(merged, owners)
+    def find(self, key: int) -> int | None:
+        """The ident of `key`; None when this level says nothing of it."""
+        at = bisect_left(self.view, key)
+        return int(self.idents[at]) if at < len(self.view) and self.view[at] == key else None
+
+
+def _sorted(keys: _U64, idents: _U32) -> _Level:
+    """A level out of entries from oldest to newest: of each key the last one."""
+    order = np.argsort(keys, kind="stable")
+    keys, idents = keys[order], idents[order]
+    last = np.ones(len(keys), bool)
+    last[:-1] = keys[1:] != keys[:-1]
+    return _Level(keys[last], idents[last])
+
+
+def _joined(levels: list[_Level]) -> _Level:
+    """One level out of several, oldest first."""
+    return _sorted(np.concatenate([level.keys for level in levels]), np.concatenate([level.idents for level in levels]))
+
+
+def _merged(old: _Level, new: _Level) -> _Level:
+    """Both levels in one, without what is deleted; cheaper than sorting when `new` is much the smaller one."""
+    at = np.searchsorted(old.keys, new.keys)
+    inside = np.flatnonzero(at < len(old.keys))
+    known = np.zeros(len(at), bool)
+    known[inside] = old.keys[at[inside]] == new.keys[inside]
+    old.idents[at[known]] = new.idents[known]
+    places = at[~known] + np.arange(len(at) - np.count_nonzero(known))
+    taken = np.ones(len(old.keys) + len(places), bool)
+    taken[places] = False
+    keys, idents = np.empty(len(taken), np.uint64), np.empty(len(taken), np.uint32)
+    keys[places], idents[places] = new.keys[~known], new.idents[~known]
+    keys[taken], idents[taken] = old.keys, old.idents
+    return _Level(keys, idents) if idents.all() else _Level(keys[idents != 0], idents[idents != 0])
 
 
 class KeyIndex:
-    """A map from key to run whose changes cost a dictionary entry each at first, and 12 bytes after a merge.
-
-    Changes gather in `_recent`; a full one is frozen and merged shard by shard, a few with every later change, so that
-    no single change pays for more than a few shards. The newest layer wins; None in a layer means deleted.
-    """
+    """New entries gather unsorted; a full lot of them becomes a small level, many small ones a large one, and many
+    large ones are merged into the shards, one with every further lot. So a change pays for a lot at most, and a key
+    costs 12 bytes in the end. The newest level that names a key is right."""
 
     def __init__(self, runs: list[Run | None]) -> None:
         self._runs = runs
-        self._recent: dict[int, Run | None] = {}
-        self._frozen: dict[int, Run | None] = {}
-        self._shards = [_Shard() for _ in range(1 << SHARD_BITS)]
-        self._merged = 0
-        self._stored = 0
-        self._keys = np.empty(0, np.uint64)
-        self._idents = np.empty(0, np.uint32)
-        self._bounds: list[int] = []
+        self._keys = np.empty(NEWEST_KEYS, np.uint64)
+        self._idents = np.empty(NEWEST_KEYS, np.uint32)
+        self._count = 0
+        self._small: list[_Level] = []
+        self._large: list[_Level] = []
+        self._frozen: list[_Level] = []
+        self._shards = [_Level(np.empty(0, np.uint64), np.empty(0, np.uint32)) for _ in range(1 << SHARD_BITS)]
+        self._next = 0
 
     def find(self, key: int) -> Run | None:
         """The run that holds `key`, or None."""
-        for layer in (self._recent, self._frozen):
-            if key in layer:
-                return layer[key]
-        shard = self._shards[key >> (64 - SHARD_BITS)]
-        at = bisect_left(shard.view, key)
-        if at < len(shard.view) and shard.view[at] == key:
-            return self._runs[int(shard.idents[at])]
-        return None
+        hits = np.flatnonzero(self._keys[: self._count] == np.uint64(key))
+        if len(hits):
+            return self._runs[int(self._idents[hits[-1]])]
+        for levels in (self._small, self._large, self._frozen):
+            for level in reversed(levels):
+                ident = level.find(key)
+                if ident is not None:
+                    return self._runs[ident]
+        ident = self._shards[key >> (64 - SHARD_BITS)].find(key)
+        return None if ident is None else self._runs[ident]
 
-    def put(self, keys: Iterable[int], run: Run | None) -> None:
+    def put(self, keys: Keys, run: Run | None) -> None:
         """These keys are in `run` from now on (None: nowhere)."""
-        before = len(self._recent)
-        self._recent.update(zip(keys, repeat(run)))
-        limit = max(SMALLEST_BATCH, self._stored // 32)
+        entries = np.frombuffer(keys, np.uint64)
+        while len(entries):
+            taken = entries[: NEWEST_KEYS - self._count]
+            end = self._count + len(taken)
+            self._keys[self._count : end] = taken
+            self._idents[self._count : end] = run.ident if run is not None else 0
+            self._count = end
+            if end == NEWEST_KEYS:
+                self._next_lot()
+            entries = entries[len(taken) :]
+
+    def _next_lot(self) -> None:
+        self._small.append(_sorted(self._keys, self._idents))
+        self._count = 0
         if self._frozen:
-            self._merge(1 + (len(self._recent) - before << SHARD_BITS + 1) // limit)
-        if len(self._recent) >= limit:
-            self._merge(len(self._shards))
-            self._freeze()
+            self._merge_shard()
+        if len(self._small) == SMALL_LEVELS:
+            self._large.append(_joined(self._small))
+            self._small = []
+        if len(self._large) == LARGE_LEVELS and not self._frozen:
+            self._frozen, self._large = self._large, []
 
-    def _freeze(self) -> None:
-        self._frozen, self._recent = self._recent, {}
-        keys = np.fromiter(self._frozen, np.uint64, len(self._frozen))
-        idents = np.fromiter((run.ident if run else 0 for run in self._frozen.values()), np.uint32, len(self._frozen))
-        order = np.argsort(keys)
-        self._keys, self._idents = keys[order], idents[order]
-        edges = np.arange(1, len(self._shards), dtype=np.uint64) << np.uint64(64 - SHARD_BITS)
-        self._bounds = [0, *np.searchsorted(self._keys, edges).tolist(), len(keys)]
-        self._merged = 0
-
-    def _merge(self, shards: int) -> None:
-        if not self._frozen:
-            return
-        for number in range(self._merged, min(self._merged + shards, len(self._shards))):
-            first, last = self._bounds[number], self._bounds[number + 1]
-            if first < last:
-                shard = self._shards[number]
-                self._stored -= len(shard.keys)
-                shard.merge(self._keys[first:last], self._idents[first:last])
-                self._stored += len(shard.keys)
-        self._merged = min(self._merged + shards, len(self._shards))
-        if self._merged == len(self._shards):
-            self._frozen = {}
-            self._keys, self._idents = np.empty(0, np.uint64), np.empty(0, np.uint32)
+    def _merge_shard(self) -> None:
+        """Merge the part of the frozen levels that belongs to the next shard."""
+        number, self._next = self._next, self._next + 1
+        edges = [number << (64 - SHARD_BITS), (number + 1 << (64 - SHARD_BITS)) - 1]
+        parts = []
+        for level in self._frozen:
+            first = bisect_left(level.view, edges[0])
+            last = int(np.searchsorted(level.keys, np.uint64(edges[1]), side="right"))
+            parts.append(_Level(level.keys[first:last], level.idents[first:last]))
+        self._shards[number] = _merged(self._shards[number], _joined(parts))
+        if self._next == len(self._shards):
+            self._frozen, self._next = [], 0
 
     def check(self) -> None:
-        """Assert that shards are sorted, lie in their range and name living runs unless a newer layer says more."""
+        """Assert that levels are sorted, shards keep to their range, and entries name the run that holds their key."""
+        levels = [*self._small, *self._large, *self._frozen, *self._shards]
+        assert all(a < b for level in levels for a, b in pairwise(level.keys.tolist()))
         for number, shard in enumerate(self._shards):
-            keys = shard.keys.tolist()
-            assert all(a < b for a, b in pairwise(keys)), f"shard {number} is not sorted"
-            assert all(key >> (64 - SHARD_BITS) == number for key in keys), f"shard {number} holds foreign keys"
-            for key in keys:
-                run = self.find(key)
-                assert run is None or run.index_of(key) is not None, f"key {key} is not in run {run.ident}"
+            assert all(key >> (64 - SHARD_BITS) == number for key in shard.keys.tolist())
+            assert shard.idents.all()
+        for key in {key for level in levels for key in level.keys.tolist()}:
+            run = self.find(key)
+            assert run is None or run.index_of(key) is not None, f"key {key} is not in run {run.ident}"

@@ -17,25 +17,35 @@ class Cover(NamedTuple):
     nodes: list[str]
 
 
-def supply(tips: list[Tip]) -> tuple[dict[str, int], dict[str, int], list[Cover]]:
-    """Leading blocks per node in L1 and in L2, and pieces that join all L2 without a gap from block 0.
+class Supply(NamedTuple):
+    """Leading blocks per node in L1 and in L2, and pieces that join all L2 without a gap from block 0."""
 
-    `tips` is the path of the prefix from the root. Each piece reaches as far as any one node allows, so there are few;
-    nodes that hold only a part of it are not named. Cost: the runs of the path times the holdings that reach them.
+    device: dict[str, int]
+    host: dict[str, int]
+    covers: list[Cover]
+
+
+def supply(tips: list[Tip]) -> Supply:
+    """What the nodes hold of the prefix whose path from the root is `tips`.
+
+    Each piece reaches as far as any one node allows, so there are few; nodes that hold only a part of it are not named.
+    Cost: the runs of the path times the holdings that reach them.
     """
-    device = _leads(tips, 0, 0, Tier.L1)
-    host = _leads(tips, 0, 0, Tier.L2)
+    leads = _reaches(tips, 0, 0, 0)
+    device = {holding.node: reached for holding, reached in leads.items() if holding.tier is Tier.L1}
+    host = {holding.node: reached for holding, reached in leads.items() if holding.tier is Tier.L2}
     covers: list[Cover] = []
-    leads, at = host, 0
-    number, start = 0, 0
-    while leads:
-        last = max(leads.values())
-        covers.append(Cover(at, last, sorted(holding.node for holding, reached in leads.items() if reached == last)))
+    number = start = at = 0
+    nodes = host
+    while nodes:
+        last = max(nodes.values())
+        covers.append(Cover(at, last, [node for node, reached in nodes.items() if reached == last]))
         at = last
         while number < len(tips) and start + tips[number][1] <= at:
             start, number = start + tips[number][1], number + 1
-        leads = _leads(tips, number, start, Tier.L2, at)
-    return _by_node(device), _by_node(host), covers
+        more = _reaches(tips, number, start, at)
+        nodes = {holding.node: reached for holding, reached in more.items() if holding.tier is Tier.L2}
+    return Supply(device, host, covers)
 
 
 def shared(tips: list[Tip], context: Tip) -> int:
@@ -50,29 +60,35 @@ def shared(tips: list[Tip], context: Tip) -> int:
     return blocks
 
 
-def _leads(tips: list[Tip], number: int, start: int, tier: Tier, at: int = 0) -> dict[Holding, int]:
+def _reaches(tips: list[Tip], number: int, start: int, at: int) -> dict[Holding, int]:
     """How far each live holding reaches without a gap from block `at`, which lies on run `number` of the path, whose
     first block is number `start`. Those that do not hold block `at` are left out."""
+    if number == len(tips):
+        return {}
+    run, used = tips[number]
+    offset = at - start
     reached: dict[Holding, int] = {}
-    active: list[Holding] | None = None
-    for run, used in tips[number:]:
-        offset = max(0, at - start)
-        if active is None:
-            active = [holding for holding in run.held if holding.live and holding.tier is tier]
-        through: list[Holding] = []
-        for holding in active:
-            held = run.held.get(holding)
-            end = min(used, sets.reach(held, offset)) if held else 0
-            if end > offset:
+    through: list[Holding] = []
+    for holding, held in run.held.items():
+        if held[0] <= offset and holding.live:
+            end = held[1] if offset < held[1] else sets.reach(held, offset)
+            if end >= used:
+                reached[holding] = start + used
+                through.append(holding)
+            elif end > offset:
                 reached[holding] = start + end
-                if end == used:
+    for run, more in tips[number + 1 :]:
+        start, used = start + used, more
+        going, through = through, []
+        for holding in going:
+            held = run.held.get(holding, _NOTHING)
+            if held and held[0] == 0:
+                reached[holding] = start + min(held[1], used)
+                if held[1] >= used:
                     through.append(holding)
         if not through:
             break
-        active = through
-        start += used
     return reached
 
 
-def _by_node(leads: dict[Holding, int]) -> dict[str, int]:
-    return {holding.node: reached for holding, reached in leads.items()}
+_NOTHING: list[int] = []

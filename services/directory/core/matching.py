@@ -50,7 +50,7 @@ class Matching:
             pieces=[Piece(first=cover.first, last=cover.last, nodes=cover.nodes) for cover in covers],
             nodes=[
                 NodeMatch(node=node, l1_blocks=device.get(node, 0), l2_blocks=host.get(node, 0))
-                for node in host.keys() | device.keys()
+                for node in (host | device if device else host)
             ],
             pending_blocks=ahead[0] if ahead is not None else 0,
             pending_node=ahead[1].node if ahead is not None else None,

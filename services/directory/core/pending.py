@@ -6,29 +6,31 @@ from collections import OrderedDict
 
 from services.directory.core.run import Keys
 
-INDEXED_BLOCKS = 4096
-"""Unknown blocks of one prompt that others are compared with: enough for 256 K tokens in blocks of 64."""
+STRIDE = 16
+"""Every so many blocks a key is indexed. Keys are chained, so that a common key proves all blocks before it; two
+prompts that part within a stride may not be seen to have those blocks in common."""
 
 
 class Pending:
-    """One request between its match and its end. `keys` are its blocks from number `start` on, unknown at the match.
+    """One request between its match and its end. `keys` are those of its prompt, unknown from number `start` on.
 
     `followers`: later requests with some of the same keys.
     """
 
-    __slots__ = ("expires", "followers", "keys", "node", "request", "start")
+    __slots__ = ("expires", "followers", "keys", "marks", "node", "request", "start")
 
-    def __init__(self, request: str, start: int, keys: list[int], expires: float) -> None:
+    def __init__(self, request: str, start: int, keys: Keys, expires: float) -> None:
         self.request = request
         self.start = start
         self.keys = keys
         self.expires = expires
+        self.marks = keys[start : start + 1].tolist() + keys[start + STRIDE - start % STRIDE :: STRIDE].tolist()
         self.node: str | None = None
         self.followers: list[Pending] = []
 
 
 class PendingPrefixes:
-    """By request id, oldest first. An unknown key names the first request that computes it.
+    """By request id, oldest first. A marked key names the first request that computes it.
 
     `lease_s`: a request that is neither answered nor released is forgotten after this time.
     """
@@ -47,7 +49,7 @@ class PendingPrefixes:
     def add(self, request: str, start: int, keys: Keys, now: float) -> None:
         """Register a prompt whose blocks from `start` on are unknown; asked again, it keeps its node."""
         former = self.release(request)
-        pending = Pending(request, start, keys[start : start + INDEXED_BLOCKS].tolist(), now + self._lease_s)
+        pending = Pending(request, start, keys, now + self._lease_s)
         pending.node = former.node if former is not None else None
         self._requests[request] = pending
         self._index(pending)
@@ -55,16 +57,17 @@ class PendingPrefixes:
     def ahead(self, known: int, keys: Keys, request: str) -> tuple[int, Pending] | None:
         """The first other request that computes block number `known` of `keys`, and how many leading blocks of `keys`
         will be there when it has; None if there is none."""
-        pending = self._first.get(keys[known]) if known < len(keys) else None
-        if pending is None or pending.request == request:
-            return None
-        return known + _common(pending.keys, known - pending.start, keys, known), pending
+        for number in (known, known + STRIDE - known % STRIDE):
+            pending = self._first.get(keys[number]) if number < len(keys) else None
+            if pending is not None and pending.request != request:
+                return _common(pending.keys, keys, number + 1), pending
+        return None
 
     def release(self, request: str) -> Pending | None:
         """The request was answered, failed or was cancelled."""
         pending = self._requests.pop(request, None)
         if pending is not None:
-            for key in pending.keys:
+            for key in pending.marks:
                 if self._first[key] is pending:
                     del self._first[key]
             for follower in pending.followers:
@@ -74,8 +77,8 @@ class PendingPrefixes:
 
     def _index(self, pending: Pending) -> None:
         first = self._first
-        first.update(dict.fromkeys([key for key in pending.keys if key not in first], pending))
-        for owner in {first[key] for key in pending.keys} - {pending}:
+        first.update(dict.fromkeys([key for key in pending.marks if key not in first], pending))
+        for owner in {first[key] for key in pending.marks} - {pending}:
             owner.followers.append(pending)
 
     def expire(self, now: float) -> int:
@@ -87,16 +90,16 @@ class PendingPrefixes:
         return expired
 
     def check(self) -> None:
-        assert set(self._first) == {key for pending in self._requests.values() for key in pending.keys}
+        assert set(self._first) == {key for pending in self._requests.values() for key in pending.marks}
         assert all(self._requests[pending.request] is pending for pending in self._first.values())
 
 
-def _common(mine: list[int], at: int, keys: Keys, done: int) -> int:
-    """How many keys agree from mine[at] and keys[done] on; the first does, and keys are chained."""
-    low, high = 1, min(len(mine) - at, len(keys) - done)
+def _common(mine: Keys, keys: Keys, low: int) -> int:
+    """How many leading keys agree; at least `low` do, and keys are chained."""
+    high = min(len(mine), len(keys))
     while low < high:
         middle = (low + high + 1) // 2
-        if mine[at + middle - 1] == keys[done + middle - 1]:
+        if mine[middle - 1] == keys[middle - 1]:
             low = middle
         else:
             high = middle - 1

@@ -41,9 +41,13 @@ class PrefixTree:
         self._idle: OrderedDict[Run, None] = OrderedDict()
         self._free: list[int] = []
         self._index = KeyIndex(self.runs)
+        self._ends: dict[int, Run] = {}
 
     def find(self, key: int) -> tuple[Run, int] | None:
         """The run that holds `key` and its offset there."""
+        run = self._ends.get(key)
+        if run is not None:
+            return run, len(run.keys) - 1
         run = self._index.find(key)
         offset = run.index_of(key) if run is not None else None
         return None if run is None or offset is None else (run, offset)
@@ -86,7 +90,7 @@ class PrefixTree:
             if child is not None and child.offset == position:
                 run, position = child, 0
                 continue
-            if child is not None or self._index.find(keys[done]) is not None:
+            if child is not None:
                 self.conflicts += 1
                 break
             run, position = self._grow(run, position, keys[done : self._up_to_orphan(keys, done)])
@@ -121,7 +125,7 @@ class PrefixTree:
             holding.runs.add(run)
         new = sets.add(held, first, last)
         holding.blocks += sets.size(new)
-        self.settle(run)
+        self._set_idle(run, min(run.idle, len(run.keys) - last))
         return new
 
     def drop(self, holding: Holding, run: Run, first: int, last: int) -> Spans:
@@ -139,15 +143,8 @@ class PrefixTree:
 
     def settle(self, run: Run) -> None:
         """Book how many blocks at the end of `run` are idle; to be called after anything on it came or went."""
-        idle = len(run.keys) - run.needed()
-        if idle == run.idle or run is self.root:
-            return
-        self.idle_blocks += idle - run.idle
-        run.idle = idle
-        if idle:
-            self._idle[run] = None
-        else:
-            self._idle.pop(run, None)
+        if run is not self.root:
+            self._set_idle(run, len(run.keys) - run.needed())
 
     def touch(self, tips: list[Tip]) -> None:
         """These runs were asked for: forget them last."""
@@ -161,12 +158,15 @@ class PrefixTree:
             return False
         run, _ = self._idle.popitem(last=False)
         kept, first_key = len(run.keys) - run.idle, run.keys[0]
-        self._index.put(run.keys[kept:].tolist(), None)
+        self._end(run, None)
+        self._index.put(memoryview(run.keys[kept:]), None)
         del run.keys[kept:]
         self.blocks -= run.idle
         self.idle_blocks -= run.idle
         run.idle = 0
-        if not kept:
+        if kept:
+            self._end(run, run)
+        else:
             self._unlink(run, first_key)
         return self.idle_blocks > keep_blocks
 
@@ -194,6 +194,7 @@ class PrefixTree:
     def _grow(self, run: Run, position: int, keys: Keys) -> tuple[Run, int]:
         """Add new keys after offset position-1 of `run`: at its end, or as a run of their own below it."""
         if run is not self.root and position == len(run.keys):
+            self._end(run, None)
             run.keys.frombytes(keys.tobytes())
             self._book(run, keys)
         else:
@@ -216,9 +217,27 @@ class PrefixTree:
         return run
 
     def _book(self, run: Run, keys: Keys) -> None:
+        """New keys at the end of a run: idle until something holds or claims them."""
         self.blocks += len(keys)
-        self._index.put(keys.tolist(), run)
-        self.settle(run)
+        self._index.put(keys, run)
+        self._end(run, run)
+        self._set_idle(run, run.idle + len(keys))
+
+    def _end(self, run: Run, named: Run | None) -> None:
+        """The last key of `run` is about to be another one, or (`named` it) has become this one."""
+        if named is not None:
+            self._ends[run.keys[-1]] = named
+        elif self._ends.get(run.keys[-1]) is run:
+            del self._ends[run.keys[-1]]
+
+    def _set_idle(self, run: Run, idle: int) -> None:
+        if idle != run.idle:
+            self.idle_blocks += idle - run.idle
+            run.idle = idle
+            if idle:
+                self._idle[run] = None
+            else:
+                self._idle.pop(run, None)
 
     def _up_to_orphan(self, keys: Keys, done: int) -> int:
         """The end of the new keys that may stand in one run: behind a key that an orphan waits for, it follows."""
@@ -230,8 +249,10 @@ class PrefixTree:
 
     def _attach(self, run: Run) -> None:
         """Attach what waits for the last key of `run`. An orphan above `run` stays one: real chains have no cycles."""
+        group = self.orphans.get(run.keys[-1])
+        if group is None:
+            return
         offset = len(run.keys)
-        group = self.orphans.get(run.keys[-1], {})
         above = [ancestor for ancestor, _ in path((run, offset))]
         for first_key, orphan in list(group.items()):
             if orphan in above:
@@ -245,7 +266,7 @@ class PrefixTree:
             for told in self.on_attach:
                 told(orphan)
         if not group:
-            self.orphans.pop(run.keys[-1], None)
+            del self.orphans[run.keys[-1]]
 
     def _unlink(self, run: Run, first_key: int) -> None:
         if run.orphan_of is not None:
@@ -280,5 +301,6 @@ class PrefixTree:
                 assert held
                 assert held[-1] <= len(run.keys)
                 assert run in holding.runs
+        assert self._ends == {run.keys[-1]: run for run in self.known()}
         assert (blocks, idle) == (self.blocks, self.idle_blocks)
         assert sum(run is not None for run in self.runs) == sum(1 for _ in self.known())

@@ -30,7 +30,7 @@ class Reachability:
     def grown(self, holding: Holding, run: Run, new: Spans) -> None:
         """A live holding got `new` blocks; to be called before they are booked as copies."""
         if new[0] <= run.reach < new[-1] and self._based(run):
-            self._set(run, _covered(run, run.reach), holding, new)
+            self._set(run, _covered(run, sets.reach(run.held[holding], run.reach)), holding, new)
 
     def shrunk(self, run: Run, gone: Spans) -> None:
         """A live holding lost these blocks."""
@@ -63,7 +63,8 @@ class Reachability:
                 between = sets.both(held, [first, last])
                 if place is holding and new is not None:
                     between = sets.minus(between, new)
-                self._announcements.reached(place, run, between, lost=lost)
+                if between:
+                    self._announcements.reached(place, run, between, lost=lost)
         if run.forks.top > first:
             self.stale |= {child: None for child in run.children.values() if first < child.offset <= last}
 

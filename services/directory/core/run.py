@@ -127,8 +127,6 @@ class Run:
 
     def index_of(self, key: int) -> int | None:
         """The offset of `key`, or None."""
-        if self.keys and self.keys[-1] == key:
-            return len(self.keys) - 1
         found = np.flatnonzero(np.frombuffer(self.keys, dtype=np.uint64) == np.uint64(key))
         return int(found[0]) if len(found) else None
 
@@ -138,12 +136,11 @@ class Run:
 
     def referenced(self, node: str) -> Spans:
         """Offsets with at least one claim on `node`, copies or not."""
-        top = 0
-        for phase in (Phase.PREFILL, Phase.DECODE):
-            ends = self.claims.get((node, phase))
-            if ends is not None and ends.top > top:
-                top = ends.top
+        prefill, decode = self.claims.get((node, Phase.PREFILL)), self.claims.get((node, Phase.DECODE))
+        top = max(prefill.top if prefill is not None else 0, decode.top if decode is not None else 0)
         prefix = [0, top] if top else []
+        if not self.kept:
+            return prefix
         for (_, place), kept in self.kept.items():
             if place == node:
                 for i in range(0, len(kept), 2):

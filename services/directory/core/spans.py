@@ -60,6 +60,8 @@ def minus(a: Spans, b: Spans) -> Spans:
 
 def size(spans: Spans) -> int:
     """How many offsets are covered."""
+    if len(spans) == 2:
+        return spans[1] - spans[0]
     return sum(spans[1::2]) - sum(spans[0::2])
 
 
