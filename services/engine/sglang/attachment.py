@@ -4,15 +4,14 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from schemas.serve import RequestState
 from services.engine.sglang.channel import Channel
 from services.engine.sglang.config import PluginConfig, plugin_config
 from services.engine.sglang.drop import DecodeCacheDropper
-from services.engine.sglang.frames import Capacity, DropDecodeCache
+from services.engine.sglang.frames import Capacity
 from services.engine.sglang.linker import ArenaLinker
 from services.engine.sglang.plugin import verify
+from services.engine.sglang.ranks import Ranks
 from services.engine.sglang.report import Report
 from services.engine.sglang.restore import Restorer
 from services.engine.sglang.telemetry import IterationObserver
@@ -27,51 +26,42 @@ class Attachment:
         verify(config)
         self.idle_poll_s = config.idle_poll_s
         self._scheduler = scheduler
-        self._ranks = int(torch.distributed.get_world_size(scheduler.attn_tp_cpu_group))
+        self._ranks = Ranks(scheduler.attn_tp_cpu_group)
         self._recorder = scheduler.tree_cache.tree_core.kv_events
         self.linker: ArenaLinker = scheduler.tree_cache.linker.cache_linker
-        self.linker.start(config, _draft_pools(scheduler))
-        self.restorer = Restorer(scheduler, self.linker, self._agree)
+        self.linker.start(config, _draft_pools(scheduler), self._ranks)
+        self.restorer = Restorer(scheduler, self.linker, self._ranks)
         self.observer = IterationObserver(_fed_per_request(), self._first_chunk)
         self.report = Report()
         self._dropper = DecodeCacheDropper(scheduler.tree_cache)
         self._channel = self._connect(config)
 
     def _connect(self, config: PluginConfig) -> Channel | None:
-        if torch.distributed.get_rank(self._scheduler.attn_tp_cpu_group):
+        if self._ranks.rank:
             return None
         channel = Channel(config.channel, "scheduler")
         channel.send(
             Capacity(
                 l1_tokens=int(self._scheduler.max_total_num_tokens),
                 max_running=int(self._scheduler.max_running_requests),
-                block_bytes=self.linker.layout.block_bytes * self._ranks,
-                ranks=self._ranks,
+                block_bytes=self.linker.layout.block_bytes,
+                ranks=self._ranks.size,
                 pieces=self.linker.layout.description,
             )
         )
-        if self._scheduler.idle_sleeper is not None:
-            self._scheduler.idle_sleeper.poller.register(channel.fileno())
         return channel
-
-    def _agree(self, values: list[int]) -> list[int]:
-        if self._ranks == 1:
-            return values
-        tensor = torch.tensor(values, dtype=torch.int64)
-        group = self._scheduler.attn_tp_cpu_group
-        torch.distributed.all_reduce(tensor, op=torch.distributed.ReduceOp.MIN, group=group)
-        return [int(value) for value in tensor.tolist()]
 
     @property
     def busy(self) -> bool:
         """Whether copies are under way that SGLang's idle check must wait for."""
         return self.restorer.busy or self.linker.busy or self._dropper.active
 
-    def obey(self) -> None:
-        """Carry out the backend's orders, and go on with those under way."""
-        for frame in self._channel.poll() if self._channel else []:
-            if isinstance(frame, DropDecodeCache):
-                self._dropper.begin()
+    def drop_decode_cache(self) -> None:
+        """Begin to free device blocks that only decode used."""
+        self._dropper.begin()
+
+    def advance(self) -> None:
+        """Once a turn: go on with what takes several turns."""
         self._dropper.advance()
 
     def cancel(self, matches: Callable[[str], bool]) -> None:

@@ -136,7 +136,7 @@ class SglangBackend:
 
     def drop_decode_cache(self) -> None:
         """Free device blocks that only decode used, over the next turns of the scheduler."""
-        self._process.send("scheduler", DropDecodeCache())
+        self._process.send("worker", DropDecodeCache())
 
     async def stop(self) -> None:
         """End SGLang and everything it started."""

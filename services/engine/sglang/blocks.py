@@ -1,7 +1,8 @@
 """Between SGLang's KV pools and the bytes of a block: which tensors a block consists of, gather and scatter.
 
-A block of the arena is one page of every tensor, tensor after tensor: K and V of layer 0, K and V of layer 1, ...
-(one tensor a layer for MLA), the draft model's last. The layout does not depend on where the page lies.
+A rank's part of a block is one page of every tensor, tensor after tensor: K and V of layer 0, K and V of layer 1, ...
+(one tensor a layer for MLA), the draft model's last. A block holds the parts of all ranks in order, or one part if
+all ranks hold the same. The layout does not depend on where the page lies.
 """
 
 from typing import Any
@@ -25,14 +26,26 @@ def _pieces(pool: Any) -> list[torch.Tensor]:
     )
 
 
-class BlockLayout:
-    """How the pages of one rank's KV pools map to blocks. Indices are token slots, `page_size` a page, page-aligned."""
+def _same_on_all_ranks(pool: Any) -> bool:
+    from sglang.srt.mem_cache.memory_pool import MLATokenToKVPool
 
-    def __init__(self, pools: list[Any], page_size: int) -> None:
+    return type(pool) is MLATokenToKVPool
+
+
+class BlockLayout:
+    """How the pages of one rank's KV pools map to blocks. Indices are token slots, `page_size` a page, page-aligned.
+
+    `part_bytes` of a block, from `offset` on, are this rank's; `replicated`: the same for all ranks.
+    """
+
+    def __init__(self, pools: list[Any], page_size: int, rank: int = 0, ranks: int = 1) -> None:
         self.page_size = page_size
         self._tensors = [tensor for pool in pools for tensor in _pieces(pool)]
         self._sizes = [page_size * tensor[0].numel() * tensor.element_size() for tensor in self._tensors]
-        self.block_bytes = sum(self._sizes)
+        self.replicated = all(_same_on_all_ranks(pool) for pool in pools)
+        self.part_bytes = sum(self._sizes)
+        self.block_bytes = self.part_bytes * (1 if self.replicated else ranks)
+        self.offset = 0 if self.replicated else rank * self.part_bytes
         self.description = " + ".join(f"{type(pool).__name__} x{len(_pieces(pool))}" for pool in pools)
         self._on_cpu = all(tensor.device.type == "cpu" for tensor in self._tensors)
         self._stream: Any = None
@@ -40,8 +53,8 @@ class BlockLayout:
             self._stream = torch.cuda.Stream(self._tensors[0].device)  # type: ignore[no-untyped-call]
 
     def staging(self, blocks: int) -> torch.Tensor:
-        """Host memory for `blocks` blocks, uint8 [blocks, block_bytes]; page-locked where a GPU copies into it."""
-        return torch.empty((blocks, self.block_bytes), dtype=torch.uint8, pin_memory=not self._on_cpu)
+        """Host memory for this rank's part of `blocks` blocks, uint8; page-locked where a GPU copies into it."""
+        return torch.empty((blocks, self.part_bytes), dtype=torch.uint8, pin_memory=not self._on_cpu)
 
     def gather(self, indices: torch.Tensor, staging: torch.Tensor) -> None:
         """Copy the pages at `indices` into the leading rows of `staging`; complete on return."""

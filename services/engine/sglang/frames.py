@@ -52,7 +52,7 @@ class Cancel(_Frame, frozen=True, kw_only=True, tag="cancel"):
 
 
 class DropDecodeCache(_Frame, frozen=True, kw_only=True, tag="drop"):
-    """To the scheduler: free device blocks that only decode used."""
+    """Free device blocks that only decode used."""
 
 
 class Stop(_Frame, frozen=True, kw_only=True, tag="stop"):

@@ -5,8 +5,7 @@ only blocks whose last token is an output token (their prompt's blocks are the p
 decided here, before any copy. Reading back is `restore`'s job: it must be done before a request joins a batch.
 """
 
-import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +18,9 @@ from services.engine.sglang.background import JobThread
 from services.engine.sglang.blocks import BlockLayout
 from services.engine.sglang.config import PluginConfig
 from services.engine.sglang.drop import mark_prefill_path
-from services.engine.sglang.store import BATCH_BLOCKS, ArenaStore
-
-STAGED_BLOCKS = 16
-"""Blocks copied out of device memory at a time."""
+from services.engine.sglang.ranks import Ranks
+from services.engine.sglang.store import ArenaStore
+from services.engine.sglang.writer import BlockWriter
 
 
 class ArenaLinker(UnifiedCacheLinker):  # type: ignore[misc] # SGLang has no types
@@ -34,73 +32,52 @@ class ArenaLinker(UnifiedCacheLinker):  # type: ignore[misc] # SGLang has no typ
         self.forward_stream = forward_stream
         self.layer_done_counter = LayerWiseLoadCounter(self._pool.layer_num)
         self.pools = {PoolName.KV: self._pool}
-        self.store: ArenaStore | None = None
         self.layout: BlockLayout
+        self.store: ArenaStore | None = None
         self.skip_pages = 0
         """Leading pages of the context being inserted that are not ours to write."""
-        self._position = (0, b"")
+        self._parent = b""
+        self._writer: BlockWriter | None = None
         self._jobs: JobThread | None = None
 
-    def start(self, config: PluginConfig, draft_pools: list[Any]) -> None:
+    def start(self, config: PluginConfig, draft_pools: list[Any], ranks: Ranks) -> None:
         """Decide what a block is and begin to write, if there is a pool. UnsupportedPool names what it cannot hold."""
-        self.layout = BlockLayout([self._pool, *draft_pools], self.page_size)
+        self.layout = BlockLayout([self._pool, *draft_pools], self.page_size, ranks.rank, ranks.size)
         if not config.pool:
             return
-        self.store = ArenaStore(
-            Path(config.pool),
-            AttachRequest(
-                role="storage",
-                model=config.model,
-                block_size=self.page_size,
-                block_bytes=self.layout.block_bytes,
-                key_version=config.key_version,
-            ),
+        attach = AttachRequest(
+            role="storage",
+            model=config.model,
+            block_size=self.page_size,
+            block_bytes=self.layout.block_bytes,
+            key_version=config.key_version,
         )
+        self.store = ArenaStore(Path(config.pool), attach)
         self.store.connect()
+        self._writer = BlockWriter(self.store, self.layout, ranks.fork())
         self._jobs = JobThread("arena-writer")
-        self._staging = self.layout.staging(STAGED_BLOCKS)
 
     @property
     def busy(self) -> bool:
         """Whether writes are under way or wait to be acknowledged."""
         return self._jobs is not None and self._jobs.pending + self._jobs.completed > 0
 
-    def offload_from(self, first_page: int, parent: bytes, queue: Callable[[], None], pages: int) -> None:
-        """Let SGLang queue a tree node that begins at `first_page` after digest `parent`, unless it is not ours."""
-        if first_page + pages <= self.skip_pages or self._jobs is None:
-            return
-        self._position = (first_page, parent)
-        queue()
+    def offload_from(self, first_page: int, pages: int, parent: bytes, queue: Callable[[], None]) -> None:
+        """Let SGLang queue the tree node of `pages` pages from `first_page` on after digest `parent`, if it is ours."""
+        if first_page + pages > self.skip_pages and self._jobs is not None:
+            self._parent = parent
+            queue()
 
     def offload(self, transfers: list[Any], session_id: str | None = None) -> bool:
         """SGLang's call for one tree node (see `offload_from`): True if its copy was queued."""
-        jobs = self._jobs
-        if jobs is None or len(transfers) != 1:
+        jobs, writer, parent = self._jobs, self._writer, self._parent
+        if jobs is None or writer is None or len(transfers) != 1:
             return False
         digests = [bytes.fromhex(key) for key in transfers[0].keys]
         indices: torch.Tensor = transfers[0].device_indices
-        _, parent = self._position
         self.layout.after_forward(self.forward_stream)
-        jobs.put(lambda: self._write(digests, parent, indices))
+        jobs.put(lambda: writer.write(digests, parent, indices))
         return True
-
-    def _write(self, digests: list[bytes], parent: bytes, indices: torch.Tensor) -> bool:
-        assert self.store is not None
-        complete = True
-        for start in range(0, len(digests), BATCH_BLOCKS):
-            part = digests[start : start + BATCH_BLOCKS]
-            pages = indices[start * self.page_size :].view(-1, self.page_size)
-            complete &= self.store.write(part, parent, functools.partial(self._bytes, pages))
-            parent = part[-1]
-        return complete
-
-    def _bytes(self, pages: torch.Tensor, wanted: list[int]) -> Iterator[Any]:
-        """The bytes of the wanted pages, each valid until the next one is asked for."""
-        rows: Any = self._staging.numpy()
-        for start in range(0, len(wanted), STAGED_BLOCKS):
-            part = wanted[start : start + STAGED_BLOCKS]
-            self.layout.gather(pages[torch.tensor(part)].reshape(-1), self._staging)
-            yield from rows[: len(part)]
 
     def num_completed_offloads(self) -> int:
         return 0 if self._jobs is None else self._jobs.completed
@@ -166,7 +143,7 @@ def around_offload_node(original: Any, wrapper: Any, node_id: int, transfers: li
     last = node.parent.get_last_hash_value() if first_page else None
     wrapper.cache_linker.offload_from(
         first_page,
+        len(node.hash_value or ()),
         bytes.fromhex(last) if last else b"",
         lambda: original(wrapper, node_id, transfers),
-        len(node.hash_value or ()),
     )

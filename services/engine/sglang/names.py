@@ -42,6 +42,7 @@ _MEMBERS: dict[str, tuple[str, ...]] = {
         "_add_request_to_queue",
         "abort_request",
         "send_abort_output",
+        "handle_rpc_request",
         "is_fully_idle",
         "on_idle",
         "ingest_requests",
@@ -82,7 +83,12 @@ _MEMBERS: dict[str, tuple[str, ...]] = {
     ),
     LINKER_WRAPPER: ("match", "_offload_node", "offload_nodes", "commit_completed_offloads"),
     f"{_SRT}.managers.tokenizer_manager.TokenizerManager": ("generate_request", "abort_request", "close_session"),
-    f"{_SRT}.entrypoints.engine.Engine": ("_launch_detokenizer_subprocesses", "shutdown"),
+    f"{_SRT}.entrypoints.engine.Engine": (
+        "_launch_detokenizer_subprocesses",
+        "_launch_scheduler_processes",
+        "collective_rpc",
+        "shutdown",
+    ),
 }
 _SCHEDULER_ATTRIBUTES = (
     *PREFILL_HALF,
@@ -94,7 +100,6 @@ _SCHEDULER_ATTRIBUTES = (
     "tree_cache",
     "token_to_kv_pool_allocator",
     "req_to_token_pool",
-    "idle_sleeper",
     "enable_overlap",
     "gracefully_exit",
     "attn_tp_cpu_group",

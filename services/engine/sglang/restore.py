@@ -18,11 +18,10 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 from schemas.block_key import namespace_seed
 from schemas.pool import SlotInfo
 from services.engine.sglang.background import JobThread
-from services.engine.sglang.linker import STAGED_BLOCKS, ArenaLinker
+from services.engine.sglang.linker import ArenaLinker
 from services.engine.sglang.page_hash import page_digests
-
-Agree = Callable[[list[int]], list[int]]
-"""The smallest of each number over the ranks of the engine: all ranks must take the same turn."""
+from services.engine.sglang.ranks import Ranks
+from services.engine.sglang.writer import STAGED_BLOCKS
 
 
 @dataclass
@@ -40,12 +39,12 @@ class _Restoration:
 class Restorer:
     """Restores of one scheduler. Every method is called on the scheduler's thread, with the prefill half active."""
 
-    def __init__(self, scheduler: Any, linker: ArenaLinker, agree: Agree) -> None:
+    def __init__(self, scheduler: Any, linker: ArenaLinker, ranks: Ranks) -> None:
         self._tree = scheduler.tree_cache
         self._allocator = scheduler.token_to_kv_pool_allocator
         self._linker = linker
         self._page = linker.page_size
-        self._agree = agree
+        self._ranks = ranks
         self._running: list[_Restoration] = []
         self._held: dict[str, Any] = {}
         self._restored: dict[str, int] = {}
@@ -62,7 +61,7 @@ class Restorer:
         if self._linker.store is None or self._jobs is None:
             return False
         prefix, node, slots = self._find(request)
-        (blocks,) = self._agree([len(slots)])
+        (blocks,) = self._ranks.least([len(slots)])
         if not blocks:
             return False
         lock = self._tree.lock(node)
@@ -105,7 +104,7 @@ class Restorer:
         rows: Any = self._staging.numpy()
         for start in range(0, len(restoration.slots), STAGED_BLOCKS):
             part = restoration.slots[start : start + STAGED_BLOCKS]
-            found = self._linker.store.read(part, rows[: len(part)])
+            found = self._linker.store.read(part, rows[: len(part)], self._linker.layout.offset)
             pages = restoration.indices[start * self._page : (start + found) * self._page]
             self._linker.layout.scatter(self._staging, pages)
             restoration.blocks += found
@@ -117,12 +116,12 @@ class Restorer:
         """Requests whose prefix is on the device now, in order of arrival, each with whether it was cancelled."""
         if not self._running or self._jobs is None:
             return []
-        (ready,) = self._agree([self._jobs.completed])
+        (ready,) = self._ranks.least([self._jobs.completed])
         finished, self._running = self._running[:ready], self._running[ready:]
         return [(restoration.request, self._conclude(restoration)) for restoration in finished]
 
     def _conclude(self, restoration: _Restoration) -> bool:
-        (blocks,) = self._agree([restoration.blocks])
+        (blocks,) = self._ranks.least([restoration.blocks])
         assert self._jobs is not None
         self._jobs.take_done()
         kept = 0 if restoration.cancelled else blocks * self._page

@@ -119,6 +119,11 @@ class SymmetricScheduler(Scheduler):  # type: ignore[misc] # SGLang has no types
         if self.attachment is not None:
             self.attachment.cancel(lambda rid: recv_req.abort_all or rid.startswith(recv_req.rid))
 
+    def drop_decode_cache(self) -> None:
+        """The backend's order, which SGLang's RPC brings to every rank."""
+        assert self.attachment is not None
+        self.attachment.drop_decode_cache()
+
     def send_abort_output(self, abort_req: Any, req: Any) -> None:
         """A request that ends in a queue has no output: report its end from here."""
         super().send_abort_output(abort_req, req)
@@ -218,11 +223,11 @@ class SymmetricScheduler(Scheduler):  # type: ignore[misc] # SGLang has no types
         return pending or batch is not None
 
     def _begin_turn(self) -> bool:
-        """Take in requests and orders; False while SGLang is paused."""
+        """Take in requests; False while SGLang is paused."""
         self.disagg_decode_prealloc_queue.prefetch_prefill_dp_rank_queries()
         self.ingest_requests()
         assert self.attachment is not None
-        self.attachment.obey()
+        self.attachment.advance()
         return not self._engine_paused
 
     def _next_prefill_batch(self) -> Any:

@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import sys
 import threading
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,19 @@ from schemas.block_key import token_bytes, token_list
 from schemas.phase import Phase
 from schemas.serve import Finish, Sampling
 from services.engine.sglang.config import WorkerConfig, plugin_config
-from services.engine.sglang.frames import Answer, Cancel, Frame, Hello, Ready, Refused, Splitter, Stop, Submit, pack
+from services.engine.sglang.frames import (
+    Answer,
+    Cancel,
+    DropDecodeCache,
+    Frame,
+    Hello,
+    Ready,
+    Refused,
+    Splitter,
+    Stop,
+    Submit,
+    pack,
+)
 from services.engine.sglang.phase_hint import phase_hint
 from services.engine.sglang.plugin import die_with_parent, verify
 from services.engine.sglang.sessions import Sessions
@@ -107,7 +120,8 @@ class Worker:
         self._manager = engine.tokenizer_manager
         self._config = config
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._cancels: set[asyncio.Task[None]] = set()
+        self._orders: set[asyncio.Task[None]] = set()
+        self._rpc = asyncio.Lock()
         self._sessions = Sessions(config.session_lease_s)
         self._writer: asyncio.StreamWriter
 
@@ -132,9 +146,19 @@ class Worker:
         if isinstance(frame, Submit):
             self._tasks[frame.rid] = asyncio.create_task(self._serve(frame))
         elif isinstance(frame, Cancel) and frame.rid in self._tasks:
-            task = asyncio.create_task(self._cancel(frame.rid))
-            self._cancels.add(task)
-            task.add_done_callback(self._cancels.discard)
+            self._own(self._cancel(frame.rid))
+        elif isinstance(frame, DropDecodeCache):
+            self._own(self._call_schedulers("drop_decode_cache"))
+
+    def _own(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(coroutine)
+        self._orders.add(task)
+        task.add_done_callback(self._orders.discard)
+
+    async def _call_schedulers(self, method: str) -> None:
+        """Call a method of the scheduler on every rank; SGLang's RPC takes one call at a time and blocks."""
+        async with self._rpc:
+            await asyncio.to_thread(self._engine.collective_rpc, method)
 
     async def _serve(self, submit: Submit) -> None:
         try:
