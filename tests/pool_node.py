@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from schemas.pool import (
     AllocateRequest,
     AttachRequest,
@@ -179,8 +181,6 @@ class PoolProcess:
     @classmethod
     async def start(cls, of: KvPoolSettings, nats_url: str) -> "PoolProcess":
         """Start it and wait until its socket answers."""
-        import msgspec
-
         environ = {key: value for key, value in os.environ.items() if not key.startswith("EI_")}
         given = msgspec.to_builtins(msgspec.structs.replace(of, nats_url=nats_url))
         for key, value in given.items():
@@ -194,7 +194,8 @@ class PoolProcess:
         self.process.send_signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        self.process.send_signal(signal.SIGCONT)
+        if self.process.returncode is None:
+            self.process.send_signal(signal.SIGCONT)
 
     async def kill(self) -> None:
         """SIGKILL, and wait for the end; fine if it has ended."""
