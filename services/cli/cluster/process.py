@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -97,6 +98,12 @@ def start_time(pid: int) -> int | None:
         return None
     fields = stat[stat.rindex(")") + 2 :].split()
     return None if fields[0] == "Z" else int(fields[19])
+
+
+def own_age_s() -> float:
+    """How long ago this process was started."""
+    ticks = start_time(os.getpid())
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - (ticks or 0) / os.sysconf("SC_CLK_TCK")
 
 
 def signal_group(pid: int, number: signal.Signals) -> bool:

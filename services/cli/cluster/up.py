@@ -16,7 +16,7 @@ from services.broker import Broker, BrokerConfig, BrokerError, users, write_keys
 from services.cli.cluster import ready, toml
 from services.cli.cluster.catalogue import Kind, Places, ServiceSpec, services_of
 from services.cli.cluster.overrides import OverrideError, apply_overrides
-from services.cli.cluster.process import fork_call, start_time
+from services.cli.cluster.process import fork_call, own_age_s, start_time
 from services.cli.cluster.rundir import ClusterState, InUse, ProcessRecord, RunDirectory
 from services.cli.cluster.sizes import SizeError, plan_nodes
 from services.cli.cluster.supervise import Child, GivenUp, Supervisor, block_signals
@@ -66,7 +66,7 @@ class LocalRun:
 
     def __init__(self, options: UpOptions, directory: RunDirectory) -> None:
         self._options, self._directory = options, directory
-        self._begun = time.monotonic()
+        self._begun = time.monotonic() - own_age_s()
         self._plan = plan_nodes(options.nodes, options.engine, options.model, options.split)
         self._logs = options.logs or directory.place("logs")
         self._logs.mkdir(parents=True, exist_ok=True)
@@ -88,15 +88,16 @@ class LocalRun:
                 say(f"killed, since they did not stop by themselves: {', '.join(killed)}")
 
     def _start(self) -> None:
-        """Import everything, then fork every service: no thread and no event loop exists here, ever."""
+        """Fork every service as soon as its module is imported: what starts first uses one core while the next import
+        uses another. No thread and no event loop exists here, ever.
+        """
         broker, keys = self._broker()
         places = self._places(broker.url if broker is not None else str(self._options.nats), keys)
-        specs = apply_overrides(services_of(places, self._plan), self._options.settings)
-        calls = {spec.name: self._call(spec) for spec in specs}
-        gc.freeze()
         self._state = self._first_state(places)
-        for spec in specs:
-            self._supervisor.add(self._child(spec, calls[spec.name]))
+        for spec in apply_overrides(services_of(places, self._plan), self._options.settings):
+            call = self._call(spec)
+            gc.freeze()
+            self._supervisor.add(self._child(spec, call))
         self._publish()
 
     def _broker(self) -> tuple[Broker | None, Path | None]:
