@@ -101,7 +101,7 @@ class NodeReports:
             phases, self._phases = self._phases, []
             for report in phases:
                 await self._publish(self._subjects.phase_state(self._identity.node), encode(self._phase_state(report)))
-            await self._heartbeat()
+            await self.heartbeat()
             if self._pool is not None and self._pool.incarnation != self._said_hello:
                 await self.hello()
             self._beat.clear()
@@ -113,7 +113,8 @@ class NodeReports:
             except TimeoutError:
                 continue
 
-    async def _heartbeat(self) -> None:
+    async def heartbeat(self) -> None:
+        """Say that this node lives, and how it is."""
         status = await self._pool.status() if self._pool is not None else None
         info, counts, switch = self._backend.info, self._core.counts(), self._core.switch
         own = self._identity.incarnation

@@ -86,9 +86,10 @@ class EngineService:
         await self._listen(self.runner)
         app.tasks.create_task(self.runner.around.replies.run(), name="replies")
         app.tasks.create_task(self.runner.run(), name="queue")
-        self._reports.start(app.tasks)
         app.bus.on_reconnect(self._reports.hello)
+        await self._reports.heartbeat()
         await self._reports.hello()
+        self._reports.start(app.tasks)
 
     def _begin(self) -> NodeReports:
         """The core, once the backend has said what it is, and what reports on it."""

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+RESTARTED = "restarted"
 _FORGET_AFTER = 20
 """Somebody whom nobody depends on is forgotten after this many timeouts of silence."""
 
@@ -59,10 +60,11 @@ class Liveness:
         for name in self.expected:
             witness = self.witnesses[name]
             if witness.restarted:
-                lost[name] = "restarted"
+                lost[name] = RESTARTED
+                witness.restarted = False
             elif now - witness.seen_at > self.timeout_s:
                 lost[name] = f"silent for {now - witness.seen_at:.1f} s (limit {self.timeout_s:g} s)"
-        self.expected -= lost.keys()
+        self.expected -= {name for name, why in lost.items() if why != RESTARTED}
         return lost
 
     def keep(self, names: set[str], now: float) -> None:

@@ -28,7 +28,7 @@ from services.engine.core.decode import Answer, DecodeHold
 from services.engine.core.effects import Effect, ReadPrompt, Report
 from services.engine.core.legs import PHASES, LegTable, QueuedLeg
 from services.engine.core.limits import Limits
-from services.engine.core.liveness import Liveness
+from services.engine.core.liveness import RESTARTED, Liveness
 from services.engine.core.prefill import PHASE, PrefillQueue
 from services.engine.core.switching import PhaseSwitch
 from services.engine.core.timing import PrefillTime
@@ -339,7 +339,7 @@ class Queueing:
             router, peer = leg.request.router, leg.peer
             if router in lost_routers:
                 effects += self._stop(leg, Finish.CANCELLED, f"router {router} {lost_routers[router]}", now)
-            elif peer in lost_nodes and _needs_peer(leg):
+            elif peer in lost_nodes and self._needs_peer(leg, lost_nodes[peer]):
                 finish = Finish.REQUEUED if leg.token is None else Finish.ERROR
                 effects += self._stop(leg, finish, f"peer {peer} {lost_nodes[peer]}", now, peer_lives=False)
             elif leg.deadline_at <= now and leg.key in self.table.waiting[leg.key.phase]:
@@ -350,11 +350,15 @@ class Queueing:
         self.nodes.keep({leg.peer for leg in legs}, now)
         return effects
 
+    def _needs_peer(self, leg: QueuedLeg, lost: str) -> bool:
+        """Whether the loss of its other leg's node ends this leg: not once its KV is all here.
 
-def _needs_peer(leg: QueuedLeg) -> bool:
-    """Whether the loss of its other leg's node ends this leg: not once its KV is all here."""
-    return leg.key.phase is Phase.PREFILL or leg.state in (
-        RequestState.QUEUED,
-        RequestState.RESERVED,
-        RequestState.TRANSFERRING,
-    )
+        A node that has started anew is asked again by what waits: those legs may be meant for its new life.
+        """
+        if lost == RESTARTED and leg.key in self.table.waiting[leg.key.phase]:
+            return False
+        return leg.key.phase is Phase.PREFILL or leg.state in (
+            RequestState.QUEUED,
+            RequestState.RESERVED,
+            RequestState.TRANSFERRING,
+        )
