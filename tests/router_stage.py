@@ -1,8 +1,9 @@
 """A router with its HTTP on a real socket, in front of timed engines: what the router's integration tests share."""
 
 import asyncio
+import io
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +26,7 @@ class Reply:
     """One HTTP answer; `events` are the data of its stream."""
 
     status: int
-    headers: dict[str, str]
+    headers: Mapping[str, str]
     body: Any
     events: list[Any] = field(default_factory=list)
 
@@ -43,7 +44,9 @@ class Reply:
     @property
     def usage(self) -> dict[str, Any]:
         parts = self.events or [self.body]
-        return next(part["usage"] for part in reversed(parts) if part.get("usage"))
+        found = [part["usage"] for part in parts if part.get("usage")]
+        assert found, f"no usage in {self.status} {self.body}"
+        return dict(found[-1])
 
     @property
     def finish(self) -> str:
@@ -94,18 +97,18 @@ class Stage:
 
     async def post(self, path: str, body: Any, **headers: str) -> Reply:
         """One call, read to its end; `body` as it stands if it is bytes."""
-        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        data = io.BytesIO(body if isinstance(body, bytes) else json.dumps(body).encode())
         sent = {"content-type": "application/json"} | {key.replace("_", "-"): value for key, value in headers.items()}
         async with self.http.post(self.url + path, data=data, headers=sent) as response:
             text = await response.read()
             if response.content_type == "text/event-stream":
-                return Reply(response.status, dict(response.headers), text.decode(), events_of(text.decode()))
-            return Reply(response.status, dict(response.headers), json.loads(text))
+                return Reply(response.status, response.headers, text.decode(), events_of(text.decode()))
+            return Reply(response.status, response.headers, json.loads(text))
 
     async def get(self, path: str, method: str = "GET", **headers: str) -> Reply:
         sent = {key.replace("_", "-"): value for key, value in headers.items()}
         async with self.http.request(method, self.url + path, headers=sent) as response:
-            return Reply(response.status, dict(response.headers), await response.json(content_type=None))
+            return Reply(response.status, response.headers, await response.json(content_type=None))
 
     async def complete(self, prompt: Any, tokens: int, *, branch: str | None = None, **body: Any) -> Reply:
         """A plain completion over token ids."""

@@ -55,7 +55,7 @@ async def test_case_87_cold_request_reports_nothing_cached(connect: Connect) -> 
     for phases in ((Phase.BOTH,), (Phase.PREFILL, Phase.DECODE)):
         async with stage(connect) as s:
             for number, phase in enumerate(phases):
-                await s.engine(f"n{number}", phase=phase)
+                await s.engine(f"{phase}-{number}", phase=phase)
             streamed = await s.complete(PROMPT, 5, stream=True, stream_options={"include_usage": True})
             expected = {
                 "prompt_tokens": 40,

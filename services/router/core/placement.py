@@ -2,7 +2,8 @@
 
     TTFT(n) = T_rem(n) + sum over queue T_req + T_req(n, w) + max(0, T_fetch - wait) + C_dup
 
-A prefix at peers is fetched or computed again, whichever is sooner. Equal nodes take turns.
+A prefix at peers is fetched or computed again, whichever is sooner; a fetch takes no compute from other requests, so
+it may be later by `RECOMPUTE_GAIN_S`. Equal nodes take turns.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,6 +15,8 @@ from services.router.core.prefix import Prefix, local_prefix, reusable_blocks, s
 from services.router.core.timing import DEFAULT, Coefficients, Work, decode_iteration_s, prefill_s, token_s
 
 TIE_S = 1e-9
+RECOMPUTE_GAIN_S = 0.05
+"""Computing cached tokens again must save the request more than this, since it costs all others compute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +101,13 @@ class Prompt:
 
 
 def predict(prompt: Prompt, view: PrefillView, usable: Callable[[str], bool], costs: FetchCosts) -> Candidate:
-    """The better of two plans for one node: all of the prefix with a fetch, or its own part and the rest computed."""
+    """The plan for one node: all of the prefix with a fetch, or its own part when computing the rest is clearly sooner."""
     whole = shared_prefix(view.node, prompt.match, prompt.limit, usable)
     plan = _candidate(prompt, view, whole, costs)
     if not whole.fetch:
         return plan
     alone = _candidate(prompt, view, local_prefix(view.node, prompt.match, prompt.limit), costs)
-    return alone if alone.ttft_s < plan.ttft_s else plan
+    return alone if alone.ttft_s + RECOMPUTE_GAIN_S < plan.ttft_s else plan
 
 
 def _candidate(prompt: Prompt, view: PrefillView, prefix: Prefix, costs: FetchCosts) -> Candidate:
