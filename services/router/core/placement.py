@@ -101,7 +101,7 @@ class Prompt:
 
 
 def predict(prompt: Prompt, view: PrefillView, usable: Callable[[str], bool], costs: FetchCosts) -> Candidate:
-    """The plan for one node: all of the prefix with a fetch, or its own part when computing the rest is clearly sooner."""
+    """The plan for one node: the whole prefix with a fetch, or its own part when that is clearly sooner."""
     whole = shared_prefix(view.node, prompt.match, prompt.limit, usable)
     plan = _candidate(prompt, view, whole, costs)
     if not whole.fetch:
