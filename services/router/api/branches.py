@@ -17,7 +17,7 @@ from services.router.core.identity import IdentityError, branch_id
 from services.router.directory import DirectoryGone
 from services.router.intake import Intake
 
-SOURCE = "http"
+SOURCE = "router"
 _PARENTED = (BranchEventType.FORK, BranchEventType.SUBAGENT)
 _LIMIT = 1000
 
