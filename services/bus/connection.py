@@ -43,7 +43,7 @@ class Connection:
 
     @property
     def connected(self) -> bool:
-        return bool(self.client.is_connected)
+        return self.restored.is_set() and bool(self.client.is_connected)
 
     @property
     def max_payload_bytes(self) -> int:

@@ -72,17 +72,24 @@ class Interest:
         await self._connection.confirm()
 
     async def reopen(self) -> None:
-        """Ask again for what the broker refused or took away."""
-        await self.silence()
+        """Ask again for what the broker refused or took away; no longer refused only if it does not say so again."""
+        refusals = self._connection.refusals
+        said = refusals.said(self.pattern)
+        await self._withdraw()
         await self.open()
+        if refusals.said(self.pattern) == said:
+            refusals.granted(self.pattern)
 
     async def silence(self) -> None:
         """No further messages; what was received stays."""
+        await self._withdraw()
+        self._connection.refusals.granted(self.pattern)
+
+    async def _withdraw(self) -> None:
         subscription, self._subscription = self._subscription, None
         if subscription is None:
             return
         self._connection.interests.remove(self)
-        self._connection.refusals.granted(self.pattern)
         try:
             await subscription.unsubscribe()
         except (nats.errors.ConnectionClosedError, nats.errors.BadSubscriptionError):

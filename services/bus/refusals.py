@@ -28,6 +28,10 @@ def parse_refusal(text: str) -> Refusal | None:
     return Refusal(found[1].lower(), found[2]) if found else None
 
 
+def _same(one: str, other: str) -> bool:
+    return one.casefold() == other.casefold()
+
+
 class Refusals:
     """The refusals in force: a publish until a minute after the last try, a subscription until it is granted."""
 
@@ -39,11 +43,15 @@ class Refusals:
     def add(self, refusal: Refusal) -> None:
         self._seen[refusal] = self._clock.now()
 
+    def said(self, subject: str) -> float | None:
+        """When the broker last refused a subscription to `subject`."""
+        times = [seen for r, seen in self._seen.items() if r.action == "subscription" and _same(r.subject, subject)]
+        return max(times, default=None)
+
     def granted(self, subject: str) -> None:
         """A subscription to `subject` is in force or no longer wanted."""
-        for refusal in [r for r in self._seen if r.action == "subscription"]:
-            if refusal.subject.casefold() == subject.casefold():
-                del self._seen[refusal]
+        for refusal in [r for r in self._seen if r.action == "subscription" and _same(r.subject, subject)]:
+            del self._seen[refusal]
 
     def clear(self) -> None:
         """A new connection: everything is tried again."""
