@@ -8,7 +8,7 @@ from services.directory.settings import DirectorySettings
 
 
 def main() -> int:
-    """Run the directory as this process; returns its exit code."""
+    """Run the directory as this process; its exit code."""
     return command(DirectorySettings, DirectoryService)
 
 

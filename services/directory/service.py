@@ -1,172 +1,212 @@
-"""`ei-directory`: hears locations and branch events, answers matches, tells pools what is referenced."""
+"""`ei-directory`: hears locations, branch events and commands, answers matches, tells pools what is referenced."""
 
 import asyncio
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import TypeVar
 
 from starlette.routing import BaseRoute
 
-from schemas.branch import BRANCH_EVENT, DEFAULT_TENANT, BranchEvent
-from schemas.codec import Message, RejectedMessage, encode
-from schemas.directory import BRANCH_QUERY, MATCH_QUERY, REFERENCES_QUERY, BranchReply
-from schemas.kv import KV_LOCATION, NODE_HELLO, SNAPSHOT_PART, KvReference, ReferenceChange, SnapshotRequest
+from schemas.branch import BRANCH_EVENT
+from schemas.codec import RejectedMessage, encode
+from schemas.directory import BRANCH_QUERY, MATCH_QUERY, REFERENCES_QUERY, BranchReply, MatchReply
+from schemas.kv import KV_LOCATION, NODE_HELLO, SnapshotPart
 from schemas.phase import PHASE_COMMAND
+from schemas.pool import Empty
 from schemas.streams import branch_stream, phase_stream
 from schemas.subjects import Subjects
 from services.app import App
-from services.bus import BusError, Delivery
+from services.bus import BusTimeout, BusUnavailable, Delivery, NoResponders
+from services.bus.jetstream import JetStream
+from services.directory.announcer import Announcer
+from services.directory.checkpoints import Checkpoints
 from services.directory.core.directory import Directory
 from services.directory.core.effects import Effect, NeedSnapshot, NodeLost, NodeRefused, ReferencesChanged
+from services.directory.metrics import DirectoryMetrics
 from services.directory.settings import DirectorySettings
+from services.directory.snapshots import Snapshots
 from services.observe import RateLimitedLog
 
 T = TypeVar("T")
 TICK_S = 1.0
 WORK_STEPS = 64
-SNAPSHOT_TIMEOUT_S = 5.0
 
 
 class DirectoryService:
-    """Decode, core, perform. Matches are answered inline; snapshots are pulled by tasks of their own."""
+    """Decode, core, perform. Every handler is done at once; what takes longer is a job of the core or a task here.
+
+    After a start it is blind until the branch events of before it are replayed, and every node that said hello has
+    told what it holds.
+    """
 
     def __init__(self, app: App[DirectorySettings]) -> None:
-        self._app = app
-        self._subjects = Subjects(app.settings.partition)
-        self._core = Directory(app.settings.core(), time.time_ns(), blind=True)
+        settings = app.settings
+        self._app, self._bus, self._clock = app, app.bus, app.clock
+        self._subjects = Subjects(settings.partition)
+        self._core = Directory(settings.core(), time.time_ns(), blind=True)
+        self._metrics = DirectoryMetrics(app.metrics, self._core)
         self._rare = RateLimitedLog(app.log, app.clock)
-        self._rejected = app.metrics.counter("rejected_messages_total", "messages that could not be read", ["reason"])
+        self._announcer = Announcer(app.bus, self._subjects, self._core.incarnation, self._metrics, self._rare)
+        self._snapshots = Snapshots(
+            app.bus,
+            self._subjects,
+            app.tasks,
+            self._metrics,
+            self._rare,
+            at_once=settings.snapshots_at_once,
+            timeout_s=settings.snapshot_timeout_s,
+            loaded=self._on_snapshot,
+            failed=self._on_snapshot_failed,
+        )
+        self._checkpoints = Checkpoints(
+            settings.state_dir, settings.partition, self._core, app.clock, self._metrics, app.log
+        )
         self._work = asyncio.Event()
-        self._slots = asyncio.Semaphore(app.settings.snapshots_at_once)
-        self._pulling: set[str] = set()
-        self._sequences: dict[str, int] = {}
-        self._announced: dict[str, list[ReferencesChanged]] = {}
-        self._announce = asyncio.Event()
+        self._save = asyncio.Event()
+        self._sequence = 0
+        self._replay_to = 0
+        self._greeted = False
+        self._started = False
 
     async def start(self) -> None:
-        bus, subjects, anyone = self._app.bus, self._subjects, Subjects.ANY
-        for stream in (branch_stream(subjects), phase_stream(subjects)):
-            await bus.ensure_stream(
+        sequence = await self._checkpoints.restore()
+        for stream in (branch_stream(self._subjects), phase_stream(self._subjects)):
+            await self._bus.ensure_stream(
                 stream.name, stream.subjects, max_age_s=stream.max_age_s, last_per_subject=stream.last_per_subject
             )
-        await bus.subscribe(subjects.kv_location(anyone), self._on_location)
-        await bus.subscribe(subjects.node_hello(anyone), self._on_hello)
-        await bus.follow(subjects.phase_command(anyone), self._on_command, start="last_per_subject")
-        await bus.follow(subjects.branch_events(), self._on_branch_event, start="all")
-        await bus.respond(subjects.query_directory("match"), self._match)
-        await bus.respond(subjects.query_directory("branch"), self._branches)
-        await bus.respond(subjects.query_directory("branches"), self._branches)
-        await bus.respond(subjects.query_directory("references"), self._references)
-        await bus.respond(subjects.query_directory("stats"), self._stats)
-        for loop in (self._ticks, self._works, self._announcements, self._open_eyes):
-            self._app.tasks.create_task(loop(), name=f"directory {loop.__name__}")
-        await bus.publish(subjects.node_hello_query(), b"")
+        newest, messages = await self._stream()
+        self._sequence = sequence if sequence <= newest else 0
+        self._replay_to = newest if messages else 0
+        await self._listen()
+        for loop in (self._ticks, self._works, self._greet, self._saves, self._announcer.run):
+            self._app.tasks.create_task(loop(), name=f"directory {loop.__name__.strip('_')}")
+        self._bus.on_reconnect(self._ask_who)
+        self._started = True
 
     def not_ready(self) -> list[str]:
-        return []
+        return [] if self._started else ["starting"]
 
     def routes(self) -> list[BaseRoute]:
         return []
 
     async def drain(self) -> None:
-        """Nothing waits."""
+        """Keep what was heard so far."""
+        await self._announcer.flush()
+        await self._checkpoints.save(self._sequence)
 
     async def stop(self) -> None:
         """Nothing is held."""
 
+    async def _listen(self) -> None:
+        bus, subjects, anyone = self._bus, self._subjects, Subjects.ANY
+        await bus.subscribe(
+            subjects.kv_location(anyone),
+            self._on_location,
+            limit=self._app.settings.pending_messages,
+            on_dropped=self._metrics.dropped.inc,
+        )
+        await bus.subscribe(subjects.node_hello(anyone), self._on_hello)
+        await bus.follow(subjects.branch_events(), self._on_branch_event, start=self._sequence + 1)
+        await bus.follow(subjects.phase_command(anyone), self._on_command, start="last_per_subject")
+        for verb, responder in (
+            ("match", self._match),
+            ("branch", self._branches),
+            ("branches", self._branches),
+            ("references", self._references),
+            ("stats", self._stats),
+        ):
+            await bus.respond(subjects.query_directory(verb), responder)
+
+    # what is heard
+
     async def _on_location(self, delivery: Delivery) -> None:
-        if (message := self._decoded(KV_LOCATION.decode, delivery)) is not None:
-            self._perform(self._core.on_location(message, self._now()))
+        message = self._decoded(KV_LOCATION.decode, delivery)
+        if message is not None:
+            self._perform(self._core.on_location(message, self._clock.now()))
 
     async def _on_hello(self, delivery: Delivery) -> None:
-        if (hello := self._decoded(NODE_HELLO.decode, delivery)) is not None:
-            self._perform(self._core.on_hello(hello, self._now()))
-
-    async def _on_command(self, delivery: Delivery) -> None:
-        if (command := self._decoded(PHASE_COMMAND.decode, delivery)) is not None:
-            self._perform(self._core.on_phase(command))
+        hello = self._decoded(NODE_HELLO.decode, delivery)
+        if hello is not None:
+            self._perform(self._core.on_hello(hello, self._clock.now()))
 
     async def _on_branch_event(self, delivery: Delivery) -> None:
         as_json = delivery.headers.get("content-type", "").startswith("application/json")
         event = self._decoded(BRANCH_EVENT.decode_json if as_json else BRANCH_EVENT.decode, delivery)
         if event is not None:
-            self._perform(self._core.on_branch_event(self._spoken_for(event), self._now()))
+            self._metrics.skew.set(self._clock.wall() - event.t)
+            self._perform(self._core.on_branch_event(event, self._clock.now()))
+        if delivery.sequence is not None:
+            self._sequence = delivery.sequence
+            if self._core.blind:
+                self._look()
 
-    @staticmethod
-    def _spoken_for(event: BranchEvent) -> BranchEvent:
-        """Only routers know tenants; anybody else speaks for the default one."""
-        if event.tenant == DEFAULT_TENANT or event.source == "router":
-            return event
-        return BranchEvent(**{name: getattr(event, name) for name in event.__struct_fields__} | {"tenant": ""})
+    async def _on_command(self, delivery: Delivery) -> None:
+        command = self._decoded(PHASE_COMMAND.decode, delivery)
+        if command is not None:
+            self._perform(self._core.on_phase(command))
+            self._save.set()
+
+    def _on_snapshot(self, part: SnapshotPart) -> None:
+        self._perform(self._core.on_snapshot(part, self._clock.now()))
+
+    def _on_snapshot_failed(self, node: str) -> None:
+        self._core.on_snapshot_failed(node, self._clock.now())
+
+    def _decoded(self, decode: Callable[[bytes], T], delivery: Delivery) -> T | None:
+        """The message, or None for one that cannot be read: it costs itself and nothing else."""
+        try:
+            return decode(delivery.data)
+        except RejectedMessage as error:
+            self._count(error, delivery)
+            return None
+
+    def _count(self, error: RejectedMessage, delivery: Delivery) -> None:
+        self._metrics.rejected.labels(error.reason).inc()
+        self._rare.warning(
+            "rejected", kind=f"{delivery.subject} {error.reason}", subject=delivery.subject, error=str(error)
+        )
+
+    # what is asked
 
     async def _match(self, delivery: Delivery) -> bytes:
-        return encode(self._core.match(MATCH_QUERY.decode(delivery.data), self._now()))
+        began = time.perf_counter()
+        try:
+            query = MATCH_QUERY.decode(delivery.data)
+        except RejectedMessage as error:
+            self._count(error, delivery)
+            return encode(MatchReply(blocks=0, error=str(error)))
+        reply = encode(self._core.match(query, self._clock.now()))
+        self._metrics.match_seconds.observe(time.perf_counter() - began)
+        return reply
 
     async def _branches(self, delivery: Delivery) -> bytes:
         query = BRANCH_QUERY.decode(delivery.data)
-        return encode(BranchReply(branches=self._core.listed(query, self._now(), self._app.clock.wall())))
+        return encode(BranchReply(branches=self._core.listed(query, self._clock.now(), self._clock.wall())))
 
     async def _references(self, delivery: Delivery) -> bytes:
+        """A blind directory says nothing; it tells every pool as soon as it sees."""
         self._perform(self._core.list_references(REFERENCES_QUERY.decode(delivery.data).node))
-        return encode(Message())
+        return encode(Empty())
 
     async def _stats(self, delivery: Delivery) -> bytes:
         return encode(self._core.stats())
 
-    def _now(self) -> float:
-        return self._app.clock.now()
-
-    def _decoded(self, decode: Callable[[bytes], T], delivery: Delivery) -> T | None:
-        try:
-            return decode(delivery.data)
-        except RejectedMessage as rejected:
-            self._rejected.labels(rejected.reason).inc()
-            self._rare.warning("rejected", kind=rejected.reason, subject=delivery.subject, error=str(rejected))
-            return None
+    # what is done
 
     def _perform(self, effects: Iterable[Effect]) -> None:
         for effect in effects:
             match effect:
-                case NeedSnapshot(node=node):
-                    if node not in self._pulling:
-                        self._pulling.add(node)
-                        self._app.tasks.create_task(self._pull(node, effect.reason), name=f"snapshot {node}")
-                case ReferencesChanged(node=node):
-                    self._announced.setdefault(node, []).append(effect)
-                    self._announce.set()
+                case ReferencesChanged():
+                    self._announcer.tell(effect)
+                case NeedSnapshot(node=node, reason=reason):
+                    self._snapshots.pull(node, reason)
                 case NodeRefused(node=node, text=text):
-                    self._rare.warning("node_refused", kind=node, node=node, error=text)
+                    self._app.log.error("node_refused", node=node, error=text)
                 case NodeLost(node=node, silent_s=silent_s):
-                    self._app.log.warning("node_lost", node=node, silent_s=silent_s)
+                    self._app.log.warning("node_lost", node=node, silent_s=round(silent_s, 3))
         if self._core.has_work:
             self._work.set()
-
-    async def _pull(self, node: str, reason: str) -> None:
-        self._app.log.info("snapshot", node=node, reason=reason)
-        request = SnapshotRequest()
-        try:
-            async with self._slots:
-                while True:
-                    data = await self._app.bus.request(
-                        self._subjects.kv_snapshot(node), encode(request), SNAPSHOT_TIMEOUT_S
-                    )
-                    part = SNAPSHOT_PART.decode(data)
-                    self._perform(self._core.on_snapshot(part, self._now()))
-                    if part.next_cursor is None:
-                        return
-                    request = SnapshotRequest(cursor=part.next_cursor, snapshot=part.snapshot)
-        except (BusError, RejectedMessage) as error:
-            self._rare.warning("snapshot_failed", kind=node, node=node, error=str(error))
-            self._core.on_snapshot_failed(node, self._now())
-        finally:
-            self._pulling.discard(node)
-
-    async def _ticks(self) -> None:
-        while True:
-            await asyncio.sleep(TICK_S)
-            self._perform(self._core.tick(self._now()))
-            if self._app.settings.debug_checks:
-                self._core.check()
 
     async def _works(self) -> None:
         while True:
@@ -175,33 +215,58 @@ class DirectoryService:
             while self._core.has_work:
                 self._perform(self._core.work(WORK_STEPS))
                 await asyncio.sleep(0)
+            self._look()
 
-    async def _announcements(self) -> None:
+    async def _ticks(self) -> None:
         while True:
-            await self._announce.wait()
-            await asyncio.sleep(0.01)
-            self._announce.clear()
-            announced, self._announced = self._announced, {}
-            for node, changes in announced.items():
-                await self._tell(node, changes)
+            await asyncio.sleep(TICK_S)
+            self._perform(self._core.tick(self._clock.now()))
+            self._look()
+            if self._app.settings.debug_checks:
+                self._core.check()
 
-    async def _tell(self, node: str, changes: list[ReferencesChanged]) -> None:
-        full = next((index for index in reversed(range(len(changes))) if changes[index].full), None)
-        kept = changes if full is None else changes[full:]
-        sequence = self._sequences[node] = self._sequences.get(node, 0) + 1
-        message = KvReference(
-            node=node,
-            incarnation=self._core.incarnation,
-            seq=sequence,
-            full=full is not None,
-            changes=[
-                ReferenceChange(referenced=one.referenced, unreachable=one.unreachable, hashes=one.keys) for one in kept
-            ],
-        )
-        await self._app.bus.publish(self._subjects.kv_reference(node), encode(message))
+    async def _saves(self) -> None:
+        """Keep the state now and then, and at once after a phase command: the streams do not tell what came first."""
+        while True:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._save.wait(), self._app.settings.checkpoint_s)
+            self._save.clear()
+            await self._checkpoints.save(self._sequence)
 
-    async def _open_eyes(self) -> None:
+    # seeing again after a start
+
+    async def _greet(self) -> None:
+        await self._ask_who()
         await asyncio.sleep(self._app.settings.see_after_s)
-        while self._pulling or self._core.has_work:
-            await asyncio.sleep(0.05)
-        self._perform(self._core.see())
+        self._greeted = True
+        self._look()
+
+    async def _ask_who(self) -> None:
+        await self._bus.publish(self._subjects.node_hello_query(), b"")
+
+    def _look(self) -> None:
+        """Stop being blind as soon as nothing is missing."""
+        replayed = self._sequence >= self._replay_to
+        if (
+            self._core.blind
+            and self._greeted
+            and replayed
+            and not self._core.has_work
+            and not self._core.locations.unsynced()
+        ):
+            self._perform(self._core.see())
+            self._app.log.info("sees", blocks=self._core.tree.blocks, branches=len(self._core.branches))
+
+    async def _stream(self) -> tuple[int, int]:
+        """The newest sequence of the branch events before this start, and how many are kept; an older one than that of
+        the checkpoint means another stream. (0, 0) on a bus that has no streams to ask about."""
+        name = branch_stream(self._subjects).name
+        while True:
+            try:
+                state = (await JetStream(self._bus.request).call(f"STREAM.INFO.{name}"))["state"]
+                return int(state["last_seq"]), int(state["messages"])
+            except NoResponders:
+                return 0, 0
+            except (BusTimeout, BusUnavailable) as error:
+                self._rare.warning("stream_unavailable", error=str(error))
+                await asyncio.sleep(1.0)

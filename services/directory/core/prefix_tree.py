@@ -170,6 +170,19 @@ class PrefixTree:
             self._unlink(run, first_key)
         return self.idle_blocks > keep_blocks
 
+    def graft(self, parent: Run, offset: int, orphan_of: int | None, keys: Keys) -> Run:
+        """Put back a run out of a checkpoint: under its parent, or as an orphan."""
+        if orphan_of is not None:
+            run = self._new(None, 0, keys)
+            run.orphan_of = orphan_of
+            self.orphans.setdefault(orphan_of, {})[keys[0]] = run
+            return run
+        run = self._new(parent, offset, keys)
+        parent.children[keys[0]] = run
+        parent.forks.add(offset)
+        self.settle(parent)
+        return run
+
     def known(self) -> Iterator[Run]:
         """All runs, parents first."""
         waiting = [*self.root.children.values(), *(run for group in self.orphans.values() for run in group.values())]
@@ -198,11 +211,7 @@ class PrefixTree:
             run.keys.frombytes(keys.tobytes())
             self._book(run, keys)
         else:
-            parent, offset = run, position
-            run, position = self._new(parent, offset, keys), 0
-            parent.children[keys[0]] = run
-            parent.forks.add(offset)
-            self.settle(parent)
+            run, position = self.graft(run, position, None, keys), 0
         self._attach(run)
         return run, position
 

@@ -93,6 +93,13 @@ class References:
         branch.claim = new
         self._report(before)
 
+    def restore_kept(self, branch: Branch, run: Run, node: str, blocks: Spans) -> None:
+        """Put back a kept claim out of a checkpoint."""
+        before: Before = {}
+        self._touch(before, run, node)
+        self._keep(run, branch, node, blocks, before)
+        self._report(before)
+
     def claims(self, run: Run, offset: int, node: str) -> dict[Phase, int]:
         """How many claims of each phase lie on a block at `node`, copies or not."""
         found = {
