@@ -110,3 +110,26 @@ class Metrics:
     ) -> Histogram:
         """A histogram, by default over latencies in seconds."""
         return Histogram(self._name(name), text, labels, buckets=buckets, registry=self.registry)
+
+
+class ClockSkew:
+    """Gauge `ei_<service>_clock_skew_seconds{node}`: how far a sender's clock is ahead of ours.
+
+    It is all that a sender's `t` is used for; messages on the way make it negative by their travel time.
+    """
+
+    def __init__(self, metrics: Metrics, clock: Clock) -> None:
+        self._clock = clock
+        self._nodes: set[str] = set()
+        self._gauge = metrics.gauge("clock_skew_seconds", "Clock of a node minus ours, at receipt", ["node"])
+
+    def saw(self, node: str, t: float) -> None:
+        """A message of `node` said that its clock shows `t` (Unix seconds)."""
+        self._nodes.add(node)
+        self._gauge.labels(node).set(t - self._clock.wall())
+
+    def forget(self, node: str) -> None:
+        """The node is gone."""
+        if node in self._nodes:
+            self._nodes.remove(node)
+            self._gauge.remove(node)

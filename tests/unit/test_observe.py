@@ -7,7 +7,7 @@ import logging
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from services.observe import LibraryLogs, Metrics, RateLimitedLog, bound, logger
+from services.observe import ClockSkew, LibraryLogs, Metrics, RateLimitedLog, bound, logger
 
 
 class ManualClock:
@@ -112,6 +112,21 @@ def test_metrics_are_named_after_service_thing_and_unit() -> None:
     for bad in ("requests", "Requests_total", "ttft_ms"):
         with pytest.raises(ValueError, match="unit"):
             metrics.counter(bad, "")
+
+
+def test_case_93_skew_is_a_gauge_per_node() -> None:
+    registry, clock = CollectorRegistry(), ManualClock()
+    clock.time = 1000.0
+    skew = ClockSkew(Metrics("planner", registry), clock)
+    for node, t in (("n1", 999.5), ("n2", 1000.0), ("n3", 1600.0)):
+        skew.saw(node, t)
+    text = generate_latest(registry).decode()
+    assert 'ei_planner_clock_skew_seconds{node="n1"} -0.5' in text
+    assert 'ei_planner_clock_skew_seconds{node="n2"} 0.0' in text
+    assert 'ei_planner_clock_skew_seconds{node="n3"} 600.0' in text
+    skew.forget("n3")
+    skew.forget("never-seen")
+    assert 'node="n3"' not in generate_latest(registry).decode()
 
 
 def test_registries_are_apart() -> None:
