@@ -16,6 +16,7 @@ from services.clock import Clock
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 LATENCY_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3, 6, 12, 25, 50, 100, 200, 400)
+_MAX_KINDS = 1024
 _METRIC = re.compile(r"[a-z][a-z0-9_]*_(total|seconds|bytes|tokens|blocks|ratio|count|info|timestamp_seconds)\Z")
 
 
@@ -75,6 +76,8 @@ class RateLimitedLog:
         if now - last < self._every_s:
             self._kinds[key] = (last, suppressed + 1)
             return False
+        if len(self._kinds) >= _MAX_KINDS:
+            self._kinds = {k: (at, left) for k, (at, left) in self._kinds.items() if now - at < self._every_s}
         self._kinds[key] = (now, 0)
         if suppressed:
             fields["suppressed"] = suppressed

@@ -5,9 +5,8 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 
-from structlog.typing import FilteringBoundLogger
-
 from services.bus.types import Delivery, EndpointStats, Handler, Responder
+from services.observe import RateLimitedLog
 
 DEFAULT_LIMIT = 65_536
 LIMIT_BYTES = 64 << 20
@@ -102,7 +101,7 @@ class Responders:
     """Runs one responder: a task per request, at most `limit` at once, later ones wait in the mailbox."""
 
     def __init__(
-        self, responder: Responder, reply: Reply, stats: EndpointStats, limit: int, log: FilteringBoundLogger
+        self, responder: Responder, reply: Reply, stats: EndpointStats, limit: int, log: RateLimitedLog
     ) -> None:
         self.stats, self._log = stats, log
         self._responder, self._reply = responder, reply
@@ -127,7 +126,8 @@ class Responders:
             await self._reply(delivery, data, "")
         except Exception as error:  # noqa: BLE001 - counted, logged and told to the requester
             text = f"{type(error).__name__}: {error}"
-            self._log.error("responder_failed", subject=delivery.subject, exc_info=error)
+            subject = self.stats.subject
+            self._log.warning("responder_failed", kind=subject, subject=delivery.subject, exc_info=error)
             await self._reply(delivery, b"", text)
         self.stats.requests += 1
         self.stats.processing_ns += time.perf_counter_ns() - started

@@ -24,7 +24,8 @@ from services.bus.types import (
     Responder,
     Start,
 )
-from services.observe import logger
+from services.clock import SystemClock
+from services.observe import RateLimitedLog, logger
 
 ERROR_HEADER = "Nats-Service-Error"
 
@@ -35,6 +36,7 @@ class MemoryBus:
     def __init__(self, hub: MemoryHub, log: FilteringBoundLogger | None = None) -> None:
         self._hub = hub
         self._log = log or logger("bus")
+        self._limited = RateLimitedLog(self._log, SystemClock())
         self.stats = BusStats()
         self._subscriptions: list[MemorySubscription] = []
         self._buffer: list[Delivery] = []
@@ -114,7 +116,7 @@ class MemoryBus:
     ) -> MemorySubscription:
         stats = EndpointStats(subject, queue)
         self.stats.endpoints.append(stats)
-        responders = Responders(responder, self._reply, stats, limit, self._log)
+        responders = Responders(responder, self._reply, stats, limit, self._limited)
         subscription = await self.subscribe(subject, responders.handle, queue=queue)
         subscription.responders = responders
         return subscription

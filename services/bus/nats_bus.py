@@ -45,6 +45,7 @@ class NatsBus:
 
     def __init__(self, connection: Connection, log: FilteringBoundLogger) -> None:
         self._connection, self._log = connection, log
+        self._limited = RateLimitedLog(log, connection.clock)
         self.stats: BusStats = connection.stats
         self.jetstream = JetStream(self._ask_bytes)
         self._streams: dict[str, dict[str, Any]] = {}
@@ -146,7 +147,7 @@ class NatsBus:
 
     async def respond(self, subject: str, responder: Responder, *, queue: str = "", limit: int = 256) -> Subscription:
         stats = EndpointStats(subject, queue)
-        responders = Responders(responder, self._reply, stats, limit, self._log)
+        responders = Responders(responder, self._reply, stats, limit, self._limited)
         mailbox = Mailbox(responders.handle, self._connection.failed, name=subject)
         self.stats.endpoints.append(stats)
         return await self._opened(subject, queue, mailbox, [mailbox, responders])
@@ -184,7 +185,7 @@ class NatsBus:
             start=start,
             durable=durable,
             failed=connection.failed,
-            log=RateLimitedLog(self._log, connection.clock),
+            log=self._limited,
         )
         interest = Interest(connection, f"{follower.inbox}.*", follower.receive, [follower], subject=subject)
         await interest.open()

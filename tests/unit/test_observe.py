@@ -84,6 +84,15 @@ def test_a_rate_limited_log_counts_what_it_leaves_out() -> None:
     ]
 
 
+def test_a_rate_limited_log_forgets_old_kinds() -> None:
+    clock = ManualClock()
+    limited = RateLimitedLog(logger("router", stream=io.StringIO()), clock, every_s=10)
+    for number in range(5000):
+        clock.time += 0.1
+        limited.warning("rejected", kind=str(number))
+    assert len(limited._kinds) <= 1024
+
+
 def test_library_logs_come_as_ours() -> None:
     stream = io.StringIO()
     handler = LibraryLogs(logger("router", stream=stream))
