@@ -13,12 +13,22 @@ import aiohttp
 
 from schemas.phase import Phase
 from services.app import App
-from services.bus import Bus
+from services.bus import Bus, MemoryBus, MemoryHub
 from services.router.service import RouterService
 from services.router.settings import RouterSettings
 from tests.engine_cluster import Running, service, settings_of, timed, until
 
 Connect = Callable[[], Awaitable[Bus]]
+
+
+def in_memory() -> Connect:
+    """Buses of a hub of their own."""
+    hub = MemoryHub()
+
+    async def connect() -> Bus:
+        return MemoryBus(hub)
+
+    return connect
 
 
 @dataclass

@@ -55,6 +55,7 @@ class RouterService:
         self._rare = RateLimitedLog(app.log, app.clock)
         self._others: dict[str, float] = {}
         self._connected = True
+        self._asked_at = float("-inf")
         self._loading: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -125,7 +126,7 @@ class RouterService:
             return
         self.dispatcher.perform(self.core.on_telemetry(beat, self.dispatcher.now))
         node = self.core.nodes.get(beat.node)
-        if node is not None and node.hello is None and self._rare.warning("node_without_hello", kind=beat.node):
+        if node is not None and node.hello is None:
             await self._ask_who()
 
     async def _on_hello(self, delivery: Delivery) -> None:
@@ -184,6 +185,11 @@ class RouterService:
         await self._publish(self.subjects.telemetry_router(name), encode(beat))
 
     async def _ask_who(self) -> None:
+        """Ask all nodes for their hello, at most once a second."""
+        now = self.dispatcher.now
+        if now - self._asked_at < HEARTBEAT_S:
+            return
+        self._asked_at = now
         await self._publish(self.subjects.node_hello_query(), b"")
 
     async def _publish(self, subject: str, data: bytes) -> None:

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from services.bus import MemoryBus, MemoryHub
-from tests.router_stage import Connect, Stage, stage
+from tests.router_stage import Connect, Stage, in_memory, stage
 
 CHAT, PLAIN = "/v1/chat/completions", "/v1/completions"
 HI = [{"role": "user", "content": "hi"}]
@@ -24,12 +23,7 @@ async def small(connect: Connect, **settings: Any) -> AsyncIterator[Stage]:
 
 @pytest.fixture
 def memory() -> Connect:
-    hub = MemoryHub()
-
-    async def connect() -> MemoryBus:
-        return MemoryBus(hub)
-
-    return connect
+    return in_memory()
 
 
 def chat(**fields: Any) -> dict[str, Any]:
