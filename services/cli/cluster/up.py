@@ -4,6 +4,7 @@ import gc
 import importlib
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +22,7 @@ from services.cli.cluster.rundir import ClusterState, InUse, ProcessRecord, RunD
 from services.cli.cluster.sizes import SizeError, plan_nodes
 from services.cli.cluster.supervise import Child, GivenUp, Supervisor, block_signals
 from services.cli.keys import OPERATOR, KeyPlan, key_path, members
+from services.engine.sglang import leftovers
 
 READY_S = {"timed": 60.0, "sglang": 900.0}
 DRAIN_S = 30.0
@@ -59,6 +61,8 @@ def run_cluster(options: UpOptions) -> int:
         return 1
     finally:
         directory.give_back()
+        if options.engine == "sglang":
+            leftovers.sweep(Path(tempfile.gettempdir()))
 
 
 class LocalRun:
@@ -135,8 +139,10 @@ class LocalRun:
         path = self._directory.place("config") / spec.file
         path.write_text(toml.dumps(spec.settings))
         module = importlib.import_module(spec.module)
+        scratch = str(self._directory.place("tmp"))
 
         def call() -> int:
+            os.environ["TMPDIR"] = tempfile.tempdir = scratch
             sys.argv = [spec.command, "--config", str(path)]
             return int(module.main())
 
