@@ -11,6 +11,9 @@ from services.engine.core.legs import LegTable, QueuedLeg
 from services.engine.core.limits import Limits
 from services.engine.core.timing import PrefillTerms, PrefillTime, attention_pairs
 
+FETCH_GRACE_S = 0.05
+"""Computing again costs other requests compute, a late fetch only this one a little time."""
+
 FULL, UNKNOWN, PHASE, GONE = "full", "unknown", "phase", "gone"
 """Why a reservation was not granted. `gone` is ours: nobody listens on the peer's subject."""
 
@@ -167,11 +170,11 @@ class PrefillQueue:
         return min((at for at in due if at > now), default=None)
 
     def patience_s(self, leg: QueuedLeg) -> float:
-        """How long a leg at the head waits for its fetch: what computing the planned tokens would take."""
+        """How long a leg at the head waits for its fetch: computing the planned tokens, and a little."""
         last = max((source.last for source in leg.request.fetch), default=0)
         tokens = max(last * self.limits.block_size, leg.request.cached_tokens, self.limits.block_size)
         tokens = min(tokens, leg.request.prompt_tokens)
-        return self.times.prefill_s(PrefillTerms(1, tokens, attention_pairs(tokens, 0)))
+        return FETCH_GRACE_S + self.times.prefill_s(PrefillTerms(1, tokens, attention_pairs(tokens, 0)))
 
     def check(self) -> None:
         for leg in self.table.waiting[Phase.PREFILL].values():
