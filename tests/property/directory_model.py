@@ -167,9 +167,8 @@ class Model:
         if event.type is BranchEventType.COMPACT:
             branch.version = 0 if event.version is None else event.version
         parent = self.branches.get(event.parent or "")
-        if event.type is BranchEventType.FORK and parent is not None and parent.claimed is not None:
-            if parent is not branch:
-                branch.claimed = Claimed(parent.claimed.context, dict(parent.claimed.homes))
+        if event.type is BranchEventType.FORK and parent is not None and parent is not branch and parent.claimed:
+            branch.claimed = Claimed(parent.claimed.context, dict(parent.claimed.homes))
         return branch
 
     def _signal(self, event: BranchEvent, branch: ModelBranch) -> None:
@@ -243,7 +242,7 @@ class Model:
             return
         departs = None if was_ended else self._departs(branch, prompt)
         explicit = event.version is not None and event.version > branch.version
-        if departs is not None and branch.prompt and (explicit or lineage == "compact" and not branch.fresh):
+        if departs is not None and branch.prompt and (explicit or (lineage == "compact" and not branch.fresh)):
             left = [(len(branch.prompt), must_come_back(branch.prompt)), *branch.departed]
             branch.departed = [d for d in left if d != departs][:4]
         elif lineage != "extends":

@@ -5,10 +5,12 @@ from collections.abc import Iterable
 
 from directory_model import Context, Model, key_of, keys_of, pack
 
-from schemas.branch import BranchEvent, BranchEventType, BranchKind
+from schemas.branch import BranchEvent, BranchEventType
+from schemas.codec import encode
 from schemas.directory import MatchQuery, MatchReply
 from schemas.kv import ChangeType, KvLocation, LocationChange, SnapshotPart, Tier
 from schemas.kv import keys_of as unpack
+from services.directory.core.checkpoint import CHECKPOINT, restore, save
 from services.directory.core.directory import Directory, DirectoryConfig
 from services.directory.core.effects import Effect, NeedSnapshot, NodeLost, ReferencesChanged
 from services.directory.core.run import Run, path
@@ -264,6 +266,16 @@ class World:
             self.pass_time(1.0)
         raise AssertionError(f"not repaired: {self.directory.locations.unsynced()}")
 
+    def restart(self) -> None:
+        """The directory starts again from its checkpoint; where copies lie it hears anew."""
+        data = encode(save(self.directory, 0, self.now, self.now))
+        self.directory = Directory(self.directory.config, incarnation=self.directory.incarnation + 1)
+        restore(self.directory, CHECKPOINT.decode(data), self.now, self.now)
+        for node in self.pools:
+            self.forget(node)
+            self.feeds[node] = Feed()
+        self.drain()
+
     # what routers and harnesses say
 
     def tell(self, event: BranchEvent, context: Context) -> None:
@@ -326,6 +338,3 @@ class World:
         assert place is not None
         tip: tuple[Run, int] = (place[0], place[1] + 1)
         return [run.keys[offset] for run, end in path(tip) for offset in range(end)]
-
-
-__all__ = ["BranchKind", "World"]

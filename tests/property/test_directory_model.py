@@ -3,11 +3,12 @@ whatever is lost, repeated, late or out of order."""
 
 import random
 
+import msgspec
 from directory_model import Context, keys_of, pack
 from directory_world import World
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from schemas.branch import BranchEvent, BranchEventType, BranchKind
 from schemas.directory import MatchQuery, MatchReply
@@ -97,6 +98,11 @@ class DirectoryMachine(RuleBasedStateMachine):
         self.world.perform(self.world.directory.on_phase(command))
         self.world.drain()
 
+    @rule(seed=seeds)
+    def restart_directory(self, seed: int) -> None:
+        if random.Random(seed).random() < 0.3:
+            self.world.restart()
+
     # requests and branches
 
     @rule(branch=st.sampled_from(BRANCHES), seed=seeds)
@@ -140,10 +146,7 @@ class DirectoryMachine(RuleBasedStateMachine):
         self.world.contexts.append(context)
         self.number += 1
         event = self.world.context_event(self.number, query, reply, prompt, context)
-        event = event.__class__(
-            **{name: getattr(event, name) for name in event.__struct_fields__}
-            | {"prefill_node": prefill, "decode_node": decode}
-        )
+        event = msgspec.structs.replace(event, prefill_node=prefill, decode_node=decode)
         self.send(event, context, rnd)
 
     @precondition(lambda self: self.running)
@@ -297,6 +300,6 @@ class ForgetfulMachine(DirectoryMachine):
 
 COMMON = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 TestDirectoryMachine = DirectoryMachine.TestCase
-TestDirectoryMachine.settings = settings(max_examples=100, stateful_step_count=50, **COMMON)
+TestDirectoryMachine.settings = settings(max_examples=60, stateful_step_count=50, **COMMON)
 TestForgetfulMachine = ForgetfulMachine.TestCase
-TestForgetfulMachine.settings = settings(max_examples=50, stateful_step_count=40, **COMMON)
+TestForgetfulMachine.settings = settings(max_examples=30, stateful_step_count=50, **COMMON)

@@ -57,11 +57,13 @@ class PendingPrefixes:
     def ahead(self, known: int, keys: Keys, request: str) -> tuple[int, Pending] | None:
         """The first other request that computes block number `known` of `keys`, and how many leading blocks of `keys`
         will be there when it has; None if there is none."""
+        first: tuple[int, Pending] | None = None
         for number in (known, known + STRIDE - known % STRIDE):
             pending = self._first.get(keys[number]) if number < len(keys) else None
-            if pending is not None and pending.request != request:
-                return _common(pending.keys, keys, number + 1), pending
-        return None
+            earlier = pending is not None and (first is None or pending.expires < first[1].expires)
+            if pending is not None and earlier and pending.request != request:
+                first = number, pending
+        return None if first is None else (_common(first[1].keys, keys, first[0] + 1), first[1])
 
     def release(self, request: str) -> Pending | None:
         """The request was answered, failed or was cancelled."""
