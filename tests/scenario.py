@@ -42,26 +42,26 @@ class Story:
         await asyncio.sleep(1.0)
 
 
-def reusable_tokens(prompt: Sequence[int], block_size: int = 16) -> int:
-    """The most a prompt can reuse: full blocks, the last token is always computed."""
-    return (len(prompt) - 1) // block_size * block_size
+def reused(answer: Answer, tokens: int) -> None:
+    """The answer reused exactly so many prompt tokens."""
+    assert answer.cached_tokens == tokens, f"{answer.cached_tokens} cached tokens instead of {tokens}: {answer}"
 
 
 async def cold_local_fork_compact(story: Story) -> None:
     """cold; the same branch again; a fork; a compaction: each reuses every full block that exists."""
     first = story.words(400)
     cold = await story.ask("cold", first, "a")
-    assert cold.cached_tokens == 0
+    reused(cold, 0)
     await story.settled()
     second = first + cold.output + story.words(60)
     warm = await story.ask("local reuse", second, "a")
-    assert warm.cached_tokens == (len(first) + len(cold.output) - 1) // 16 * 16
+    reused(warm, (len(first) + len(cold.output) - 1) // 16 * 16)
     await story.settled()
     fork = await story.ask("fork", second + warm.output + story.words(40), "a-fork", parent="a", kind="fork")
-    assert fork.cached_tokens == (len(second) + len(warm.output) - 1) // 16 * 16
+    reused(fork, (len(second) + len(warm.output) - 1) // 16 * 16)
     compacted = first[:96] + story.words(80)
     shorter = await story.ask("compaction", compacted, "a", version="1")
-    assert shorter.cached_tokens == 96
+    reused(shorter, 96)
 
 
 async def peer_reuse(story: Story) -> None:
@@ -74,7 +74,7 @@ async def peer_reuse(story: Story) -> None:
     longer = prompt + first.output + story.words(30)
     moved = await story.ask("peer reuse", longer, "p")
     assert moved.prefill_node == target[first.prefill_node]
-    assert moved.cached_tokens == (len(prompt) + len(first.output) - 1) // 16 * 16
+    reused(moved, (len(prompt) + len(first.output) - 1) // 16 * 16)
     await story.cluster.command("phase", first.prefill_node, "prefill")
 
 
@@ -105,25 +105,26 @@ async def engine_killed(story: Story, ready_s: float) -> None:
     first = await story.ask("before the kill", prompt, "k")
     await story.settled()
     node = first.prefill_node
-    story.cluster.kill(f"engine-{node}")
-    await node_back(story.cluster, node, ready_s)
+    former = story.cluster.kill(f"engine-{node}")
+    await node_back(story.cluster, node, former, ready_s)
     other = {"node-0": "node-1", "node-1": "node-0"}[node]
     await story.cluster.command("phase", other, "decode")
     again = await story.ask("after the kill", prompt + first.output + story.words(20), "k")
     assert again.prefill_node == node
-    assert again.cached_tokens == (len(prompt) + len(first.output) - 1) // 16 * 16
+    reused(again, (len(prompt) + len(first.output) - 1) // 16 * 16)
     await story.cluster.command("phase", other, "prefill")
 
 
-async def node_back(cluster: Cluster, node: str, ready_s: float) -> None:
-    """Wait until the router has lost `node` and sees it alive again."""
+async def node_back(cluster: Cluster, node: str, former: int, ready_s: float) -> None:
+    """Wait until the engine of `node` runs under another pid than `former` and the router has its heartbeat."""
     async with asyncio.timeout(ready_s):
-        while await alive(cluster, node):
+        while cluster.state()["processes"].get(f"engine-{node}", {"pid": former})["pid"] == former:
             await asyncio.sleep(0.1)
-        while not await alive(cluster, node):
+        await asyncio.sleep(2.0)
+        while not await ready(cluster, node):
             await asyncio.sleep(0.1)
 
 
-async def alive(cluster: Cluster, node: str) -> bool:
+async def ready(cluster: Cluster, node: str) -> bool:
     nodes = (await cluster.get("/v1/cluster"))["nodes"]
-    return any(entry["node"] == node and entry["alive"] for entry in nodes)
+    return any(entry["node"] == node and entry["alive"] and entry["ready"] for entry in nodes)
