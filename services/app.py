@@ -29,7 +29,7 @@ from services.supervisor import notify, watchdog
 
 SettingsOf = TypeVar("SettingsOf", bound=ServiceSettings)
 EXIT_OK, EXIT_CRASH, EXIT_SETTINGS = 0, 1, 2
-_HTTP_GRACE_S, _STOP_S = 5.0, 10.0
+_HTTP_GRACE_S = 5.0
 
 
 @dataclass
@@ -67,7 +67,7 @@ class Service(Protocol):
         ...
 
     async def stop(self) -> None:
-        """Give back what is held, also after a start that was cut short; the bus still works. Cancelled after 10 s."""
+        """Give back what is held, also after a start that was cut short; cancelled after `settings.stop_s`."""
         ...
 
 
@@ -193,10 +193,11 @@ class _Life(Generic[SettingsOf]):
             self._log.warning("drain_cut_short", hurried=hurry.is_set(), drain_s=drain_s)
 
     async def _stop(self, service: Service) -> None:
+        stop_s = self._settings.stop_s
         try:
-            await bounded(service.stop(), timeout_s=_STOP_S)
+            await bounded(service.stop(), timeout_s=stop_s)
         except CutShort:
-            self._log.warning("stop_cut_short", stop_s=_STOP_S)
+            self._log.warning("stop_cut_short", stop_s=stop_s)
 
     def _failed(self, error: Exception) -> None:
         if not self._failure.done():

@@ -22,6 +22,7 @@ class ServiceSettings(msgspec.Struct, kw_only=True):
 
     `nats_url` may list several servers, separated by commas. `nats_nkey` is a seed, the path of a file with one, or
     empty for none. `http_port` 0 takes any free one; with `ports_dir` it is published there as `<name>.http`.
+    A drain is cut short after `drain_s`, the clean-up that follows it after `stop_s`.
     """
 
     service: ClassVar[str] = "service"
@@ -37,6 +38,7 @@ class ServiceSettings(msgspec.Struct, kw_only=True):
     log_level: str = "info"
     debug_checks: bool = False
     drain_s: float = 30.0
+    stop_s: float = 30.0
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -48,8 +50,9 @@ class ServiceSettings(msgspec.Struct, kw_only=True):
             raise ValueError(f"`log_level` {self.log_level!r} is not one of debug, info, warning, error")
         if not 0 <= self.http_port <= 65_535:
             raise ValueError(f"`http_port` {self.http_port} is not in 0..65535")
-        if self.drain_s < 0:
-            raise ValueError(f"`drain_s` {self.drain_s} is negative")
+        for key, seconds in (("drain_s", self.drain_s), ("stop_s", self.stop_s)):
+            if seconds < 0:
+                raise ValueError(f"`{key}` {seconds} is negative")
 
 
 SettingsT = TypeVar("SettingsT", bound=ServiceSettings)
