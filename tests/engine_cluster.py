@@ -237,8 +237,8 @@ def settings_of(node: str, pool: Path | None = None, **timed: Any) -> EngineSett
     return EngineSettings(
         node=node,
         pool_socket=str(pool or ""),
-        node_timeout_s=timed.pop("node_timeout_s", 1.5),
-        router_timeout_s=timed.pop("router_timeout_s", 5.0),
+        node_timeout_s=timed.pop("node_timeout_s", 10.0),
+        router_timeout_s=timed.pop("router_timeout_s", 20.0),
         phase=timed.pop("phase", Phase.BOTH),
         debug_checks=True,
         log_level="warning",

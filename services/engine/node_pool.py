@@ -26,6 +26,7 @@ from services.local_call import DEVICE, FETCH, RELEASE, STATUS, LocalClient, Poo
 
 FETCH_S = 30.0
 _ANSWER_S = 2.0
+_STATUS_S = 0.2
 _CHANGES_AT_ONCE = 512
 _AGAIN_S = 0.2
 
@@ -43,6 +44,7 @@ class NodePool:
         self._client: LocalClient | None = None
         self._mirror = DeviceMirror()
         self._pending: list[LocationChange] = []
+        self._status: PoolStatus | None = None
         self._changed = asyncio.Event()
 
     @property
@@ -91,11 +93,14 @@ class NodePool:
             self._log.info("release_failed", fetch=fetch_id, error=str(error))
 
     async def status(self) -> PoolStatus | None:
-        """What the heartbeat says of host memory; None without an answer."""
+        """What the heartbeat says of host memory; the last one known when the pool takes longer than a heartbeat may,
+        None without a pool."""
         try:
-            return await self.client.call(STATUS, Empty(), _ANSWER_S)
+            self._status = await self.client.call(STATUS, Empty(), _STATUS_S)
         except (PoolUnavailable, PoolRefused):
-            return None
+            if not self.attached:
+                self._status = None
+        return self._status
 
     def device_changes(self, changes: Iterable[LocationChange]) -> None:
         """Device memory has changed: the pool is told, in order, and told everything again when it starts anew."""

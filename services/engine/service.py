@@ -71,6 +71,8 @@ class EngineService:
         self._metrics = EngineMetrics(app.metrics)
         self._log = RateLimitedLog(app.log, app.clock)
         self._identity = Identity(app.settings.node, time.time_ns())
+        if pool is not None:
+            app.metrics.gauge("pool_attached_count", "1 while the node's pool is there.", read=lambda: pool.attached)
         self._events = LateEvents()
         self.runner: Runner | None = None
 
@@ -97,6 +99,7 @@ class EngineService:
         limits = replace(
             Limits.of(settings.node, info),
             max_waiting=settings.max_waiting,
+            least_fetch_s=settings.least_fetch_s,
             node_timeout_s=settings.node_timeout_s,
             router_timeout_s=settings.router_timeout_s,
         )
@@ -153,9 +156,10 @@ class EngineService:
         await bus.follow(subjects.phase_command(node), self._on_command, start="last_per_subject")
 
     def not_ready(self) -> list[str]:
-        """What is missing before work can be taken."""
+        """What is missing before work can be taken. A pool that was there and is away for a while is not: requests are
+        served without it."""
         reasons = [] if self.runner is not None else ["the engine is starting"]
-        if self._pool is not None and not self._pool.attached:
+        if self._pool is not None and not self._pool.incarnation:
             reasons.append(f"no pool at {self._pool.path}")
         return reasons
 

@@ -15,7 +15,7 @@ async def test_case_3_memory_reserved_for_a_dead_prefill_node_comes_back(connect
         gate = Gate(1)
         await c.engine(P, make=timed(gate.sleep))
         for node in (P2, D):
-            await c.engine(node)
+            await c.engine(node, node_timeout_s=1.5)
         device = c.engines[D].backend.memory.device
         for number in range(4):
             await c.router.place(f"q{number}", P, D, prompt_of(number, 6), 2)

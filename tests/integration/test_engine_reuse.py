@@ -129,13 +129,16 @@ async def test_requests_are_served_while_the_pool_is_away(connect: Connect, tmp_
         await c.engine(A, pool=True)
         await c.router.place("before", A, A, prompt_of(1, 41), 4)
         await c.router.answer("before")
+        pool = c.engines[A].engine._pool
+        assert pool is not None
         c.pools[A].stop.set()
         await c.pools[A].task
-        await until(lambda: c.engines[A].engine.not_ready() != [])
+        await until(lambda: not pool.attached)
+        assert c.engines[A].engine.not_ready() == [], "it serves on without"
         await c.router.place("without", A, A, prompt_of(2, 41), 4)
         assert len(await c.router.answer("without")) == 4
         await c.pool(A, tmp_path / f"{A}.sock")
-        await until(lambda: c.engines[A].engine.not_ready() == [])
+        await until(lambda: pool.attached)
         held = c.engines[A].backend.memory.device._blocks
         log = c.pools[A].service._local.store.core.log
         await until(lambda: len(log.l1) == len(held))

@@ -170,11 +170,18 @@ class PrefillQueue:
         return min((at for at in due if at > now), default=None)
 
     def patience_s(self, leg: QueuedLeg) -> float:
-        """How long a leg at the head waits for its fetch: computing the planned tokens, and a little."""
-        last = max((source.last for source in leg.request.fetch), default=0)
-        tokens = max(last * self.limits.block_size, leg.request.cached_tokens, self.limits.block_size)
-        tokens = min(tokens, leg.request.prompt_tokens)
-        return FETCH_GRACE_S + self.times.prefill_s(PrefillTerms(1, tokens, attention_pairs(tokens, 0)))
+        """How long a leg at the head waits for its fetch: what computing the missing tokens would take.
+
+        Missing is what other nodes are to send; once that is given up, all that is planned to be reused.
+        """
+        size = self.limits.block_size
+        sources = [source for source in leg.request.fetch if source.node != self.limits.node]
+        first = 0 if leg.only_own else min((source.first for source in sources), default=0)
+        blocks = sum(max(0, source.last - source.first) for source in sources)
+        tokens = leg.request.cached_tokens if leg.only_own or not sources else blocks * size
+        tokens = min(max(tokens, size), leg.request.prompt_tokens)
+        pairs = attention_pairs(tokens, first * size)
+        return max(self.limits.least_fetch_s, self.times.prefill_s(PrefillTerms(1, tokens, pairs)))
 
     def check(self) -> None:
         for leg in self.table.waiting[Phase.PREFILL].values():
