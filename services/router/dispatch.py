@@ -33,6 +33,9 @@ from services.router.messages import context_event, end_event, request_telemetry
 from services.router.metrics import RouterMetrics
 from services.router.settings import RouterSettings
 
+_SHARED_TOKENS = 512
+"""A new prefix shorter than this is not worth telling others that it will be there soon."""
+
 
 class Dispatcher:
     """The only one to touch the core. Each event's effects are performed, in order, before the next event."""
@@ -85,15 +88,21 @@ class Dispatcher:
             elif isinstance(effect, End):
                 self._ended(effect)
             elif isinstance(effect, Placed):
-                if (call := self._calls.get(effect.request)) is not None:
-                    call.placed = effect
-                self._spawn(self.directory.placed(effect.request, effect.prefill_node))
+                self._placed(effect)
             elif isinstance(effect, StoreContext):
                 self._store(context_event(effect, self._app.clock.wall()))
             elif isinstance(effect, EndBranch):
                 self._store(end_event(effect, self._app.clock.wall()))
             else:
                 self._spawn(self._asked(effect))
+
+    def _placed(self, placed: Placed) -> None:
+        """Headers for the client; and the directory learns where a long new prefix is being computed."""
+        call, request = self._calls.get(placed.request), self.core.requests.get(placed.request)
+        if call is not None:
+            call.placed = placed
+        if request is not None and request.context.tokens - placed.cached_tokens >= _SHARED_TOKENS:
+            self._spawn(self.directory.placed(placed.request, placed.prefill_node))
 
     def _store(self, event: BranchEvent) -> None:
         subject = self._subjects.branch_event(event.branch, event.tenant)

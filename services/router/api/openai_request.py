@@ -153,7 +153,7 @@ def prompt_ids(prompt: list[int | str | list[int]], vocabulary: int) -> bytes | 
     if len(prompt) == 1 and not isinstance(prompt[0], int):
         only = prompt[0]
         return only if isinstance(only, str) else _checked_ids(only, vocabulary)
-    if any(not isinstance(token, int) for token in prompt):
+    if not set(map(type, prompt)) <= {int}:
         text = f"prompt has {len(prompt)} prompts, the limit is 1 per request"
         raise ApiError(invalid(text, "prompt", "unsupported_parameter"))
     return _checked_ids(prompt, vocabulary)
