@@ -8,6 +8,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from services.cli.demo.act import Played
+from services.cli.demo.compare import Reference, compare
 from tests.cluster import Answer, Cluster
 
 VOCABULARY = 4000
@@ -45,6 +47,16 @@ class Story:
 def reused(answer: Answer, tokens: int) -> None:
     """The answer reused exactly so many prompt tokens."""
     assert answer.cached_tokens == tokens, f"{answer.cached_tokens} cached tokens instead of {tokens}: {answer}"
+
+
+async def equal_to(reference: Reference, story: Story) -> None:
+    """Every answer of the story is what the reference says to the same prompt, token by token."""
+    played = [Played(step, tuple(prompt), tuple(answer.output)) for step, prompt, answer in story.told]
+    await reference.start()
+    try:
+        assert await compare(played, reference, lambda done: None) == []
+    finally:
+        await reference.stop()
 
 
 async def cold_local_fork_compact(story: Story) -> None:
