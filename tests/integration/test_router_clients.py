@@ -1,0 +1,80 @@
+"""Clients that wait, stall or stay away, and a broker that goes: what the router does for each."""
+
+import asyncio
+
+import pytest
+
+from services.broker import Broker
+from tests.conftest import Connect as Connections
+from tests.engine_cluster import Gate, until
+from tests.integration.test_router_failures import body, right_answer, slowly
+from tests.router_stage import Connect, Stage, in_memory, stage
+
+PROMPT = list(range(65, 105))
+
+
+@pytest.fixture
+def memory() -> Connect:
+    return in_memory()
+
+
+async def metric(s: Stage, line: str) -> bool:
+    async with s.http.get(s.url + "/metrics") as response:
+        return line in (await response.text()).splitlines()
+
+
+async def test_long_prefill_is_kept_alive_by_comments(memory: Connect) -> None:
+    async with stage(memory, keep_alive_s=0.05) as s:
+        gate = Gate(1)
+        await s.engine("n1", sleep=gate.sleep)
+        async with s.http.post(s.url + "/v1/completions", json=body(3)) as response:
+            assert response.headers["x-ei-prefill-node"] == "n1"
+            first = await response.content.readline()
+            assert first == b": keep-alive\n"
+            gate.open()
+            rest = (await response.read()).decode()
+        assert rest.endswith("data: [DONE]\n\n")
+        await s.settled()
+
+
+async def test_silent_directory_is_not_waited_for(memory: Connect) -> None:
+    async with stage(memory, "n1", "n2") as s:
+        first = await s.complete(PROMPT, 9, branch="b")
+        again = await s.complete(PROMPT + first.tokens + [5] * 8, 2, branch="b")
+        assert again.headers["x-ei-prefill-node"] == first.headers["x-ei-prefill-node"]
+        assert int(again.headers["x-ei-cached-tokens"]) == 48
+        assert again.usage["prompt_tokens_details"]["cached_tokens"] == 48
+        assert await metric(s, "ei_router_blind_total 2.0")
+
+
+async def test_broker_gone_means_503_and_back_means_served(broker: Broker, nats_connect: Connections) -> None:
+    url = broker.start()
+    async with stage(lambda: nats_connect(url), "n1") as s:
+        assert (await s.complete(PROMPT, 2)).status == 200
+        broker.kill()
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        refused = await s.complete(PROMPT, 2)
+        assert (refused.status, refused.error["code"]) == (503, "broker_unavailable")
+        assert loop.time() - begun < 4.0
+        broker.start()
+        await until(lambda: s.router.app.bus.connected, 10.0)
+        async with asyncio.timeout(10):
+            while (await s.complete(PROMPT, 2)).status != 200:
+                await asyncio.sleep(0.1)
+
+
+async def test_running_stream_goes_on_after_the_broker_is_back(broker: Broker, nats_connect: Connections) -> None:
+    expected = await right_answer(100)
+    url = broker.start()
+    async with stage(lambda: nats_connect(url)) as s:
+        await s.engine("n1", sleep=slowly(0.02))
+        calling = asyncio.ensure_future(s.post("/v1/completions", body(100)))
+        await until(lambda: any(len(r.answer) > 10 for r in s.router.core.requests.values()))
+        broker.kill()
+        await asyncio.sleep(0.5)
+        broker.start()
+        reply = await calling
+        assert reply.tokens == expected
+        assert reply.finish == "length"
+        await s.settled(8.0)
