@@ -9,12 +9,13 @@ import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import pytest_asyncio
 
 from schemas.block_key import short_key, tenant_salt
 from schemas.phase import Phase
-from schemas.serve import Finish, RequestState
+from schemas.serve import Finish, RequestState, Sampling
 from services.engine.sglang.plain import PlainAnswer, PlainEngine
 from tests.e2e.sglang_rig import SETTINGS, Node, digests, fetch, greedy, leftovers, pair, prompt, run, start_nodes
 
@@ -96,6 +97,33 @@ async def test_legs_go_through_their_states_in_order(nodes: tuple[Node, Node]) -
     one_token = await run("one", a, b, prompt(11, 50), greedy(1))
     assert (await one_token.prefill_end()).finish is Finish.LENGTH
     assert len(one_token.answer) == 1
+
+
+async def test_an_answer_may_end_with_its_first_token_and_sampling_is_passed_on(nodes: tuple[Node, Node]) -> None:
+    a, b = nodes
+    tokens = prompt(60, 50)
+    first = (await run("greedy", a, b, tokens, greedy(2))).answer[0]
+    stops = msgspec.structs.replace(greedy(9), stop_token_ids=[first])
+    stopped = pair("stopped", a, b, tokens, stops)
+    stopped.submit()
+    assert (await stopped.prefill_end()).finish is Finish.STOP
+    assert (await stopped.decode_end()).finish is Finish.STOP
+    assert stopped.answer == [first]
+    sampled = Sampling(
+        max_new_tokens=6, min_new_tokens=6, temperature=0.9, top_p=0.9, top_k=40, min_p=0.01, seed=3, ignore_eos=True,
+        frequency_penalty=0.1, presence_penalty=0.1, repetition_penalty=1.1,
+    )  # fmt: skip
+    assert len((await run("sampled", a, b, tokens, sampled)).answer) == 6
+
+
+async def test_a_leg_that_sglang_refuses_ends_with_the_reason(nodes: tuple[Node, Node]) -> None:
+    a, b = nodes
+    legs = pair("too-long", a, b, prompt(61, SETTINGS.context_tokens + 5), greedy(4))
+    legs.submit()
+    for end in (await legs.prefill_end(), await legs.decode_end()):
+        assert end.finish is Finish.ERROR
+        assert str(SETTINGS.context_tokens) in end.reason
+    assert a.backend.room(Phase.PREFILL) == a.backend.info.l1_tokens - SETTINGS.block_size
 
 
 async def test_telemetry_adds_up_to_what_the_requests_were(nodes: tuple[Node, Node]) -> None:

@@ -2,6 +2,7 @@
 
 import random
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -179,19 +180,19 @@ def test_sessions_close_when_superseded_or_silent() -> None:
 
 def test_jobs_complete_in_order_and_a_failed_one_stops_nothing() -> None:
     jobs = JobThread("test")
-    gate = threading.Event()
+    gate, last = threading.Event(), threading.Event()
     jobs.put(lambda: gate.wait(5))
     jobs.put(lambda: 1 / 0 == 0)
     jobs.put(lambda: True)
-    assert jobs.pending == 3
-    gate.set()
-    deadline = threading.Event()
-    while jobs.completed < 3:
-        assert not deadline.wait(0.01) or jobs.pending
-    assert [jobs.take_done() for _ in range(3)] == [True, False, True]
+    jobs.put(lambda: last.set() is None)
+    assert (jobs.pending, jobs.completed) == (4, 0)
     with pytest.raises(IndexError):
         jobs.take_done()
+    gate.set()
+    assert last.wait(5)
+    assert [jobs.take_done() for _ in range(3)] == [True, False, True]
     jobs.close()
+    assert (jobs.pending, jobs.completed) == (0, 0)
 
 
 def test_the_plug_in_is_inert_without_our_variable(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,12 +217,12 @@ def test_the_launcher_hands_down_what_the_plug_in_reads(tmp_path: Any) -> None:
 
 def test_arguments_of_the_operator_win() -> None:
     settings = SglangSettings(sglang_args={"mem_fraction_static": 0.8, "enable_dp_attention": True}, l1_tokens=None)
-    arguments = server_args(settings, tmp := __import__("pathlib").Path("/m"), plain=False, rendezvous_port=1)
-    assert arguments["model_path"] == str(tmp)
+    arguments = server_args(settings, Path("/m"), plain=False, rendezvous_port=1)
+    assert arguments["model_path"] == "/m"
     assert (arguments["mem_fraction_static"], arguments["enable_dp_attention"]) == (0.8, True)
     assert "max_total_tokens" not in arguments
     assert arguments["disaggregation_mode"] == "decode"
-    assert "disaggregation_mode" not in server_args(settings, tmp, plain=True, rendezvous_port=0)
+    assert "disaggregation_mode" not in server_args(settings, Path("/m"), plain=True, rendezvous_port=0)
 
 
 @pytest.mark.parametrize(("field", "value"), [("block_size", 0), ("chunk_tokens", 250), ("max_running", 0)])

@@ -24,12 +24,12 @@ class _Inside:
     leg: Leg
     rid: str
     reserved: int
-    delivered: int = 0
     first_token: int | None = None
     cached: int = 0
     restored: int = 0
     cancelled: bool = False
     entered: bool = False
+    stopped: bool = False
 
 
 class SglangBackend:
@@ -178,15 +178,27 @@ class SglangBackend:
 
     def _tokens(self, news: Tokens) -> None:
         inside = self._by_rid.get(news.rid)
-        if inside is None:
+        if inside is None or inside.stopped:
             return
-        tokens = token_list(news.tokens)
+        tokens = self._until_stop(inside, news.first, token_list(news.tokens))
         if inside.first_token is None:
             inside.first_token = tokens[0]
             if inside.leg.key.phase is Phase.DECODE:
                 self._events.state(inside.leg.key, RequestState.DECODING)
-        inside.delivered = news.first + len(tokens)
         self._events.tokens(inside.leg.key, news.first, tokens)
+
+    def _until_stop(self, inside: _Inside, first: int, tokens: list[int]) -> list[int]:
+        """SGLang ignores stop tokens too when it ignores end-of-sequence: cut the answer here then."""
+        sampling = inside.leg.sampling
+        if not sampling.ignore_eos or not sampling.stop_token_ids:
+            return tokens
+        for index, token in enumerate(tokens):
+            if token in sampling.stop_token_ids and first + index + 1 >= sampling.min_new_tokens:
+                inside.stopped = True
+                if inside.leg.key.phase is Phase.DECODE:
+                    self._process.send("worker", Cancel(rid=inside.rid))
+                return tokens[: index + 1]
+        return tokens
 
     def _end(self, end: End) -> None:
         inside = self._by_rid.pop(end.rid, None)
@@ -197,6 +209,8 @@ class SglangBackend:
         finish, reason = end.finish, end.reason
         if finish is Finish.ERROR and inside.cancelled:
             finish, reason = Finish.CANCELLED, ""
+        elif inside.stopped and key.phase is Phase.DECODE:
+            finish, reason = Finish.STOP, ""
         elif finish is not Finish.ERROR and key.phase is Phase.PREFILL:
             finish = self._prefill_finish(inside)
         cached = inside.cached if key.phase is Phase.PREFILL else end.cached_tokens

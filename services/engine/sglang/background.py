@@ -38,7 +38,7 @@ class JobThread:
         """Run `job` after all that were put before."""
         with self._wake:
             self._jobs.append(job)
-            self._wake.notify()
+            self._wake.notify_all()
 
     def take_done(self) -> bool:
         """The oldest result; IndexError if there is none."""

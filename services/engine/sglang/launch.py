@@ -86,6 +86,10 @@ def environment(
     if settings.device == "cpu":
         environ["SGLANG_USE_CPU_ENGINE"] = "1"
         environ["SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX"] = "0"  # needs CUDA events
+        cores = os.cpu_count() or 1
+        bound = "|".join(str(rank % cores) for rank in range(settings.tensor_parallel))
+        if settings.tensor_parallel > 1:
+            environ.setdefault("SGLANG_CPU_OMP_THREADS_BIND", bound)
         paths = [str(_STUBS), environ.get("PYTHONPATH", "")]
         environ["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
     return environ
