@@ -412,5 +412,5 @@ class PoolAgainstModel(RuleBasedStateMachine):
         assert status.pinned_blocks == len({slot for hold in self.holds.values() for slot in hold.slots})
 
 
-PoolAgainstModel.TestCase.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+PoolAgainstModel.TestCase.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
 TestPoolAgainstModel = PoolAgainstModel.TestCase

@@ -140,6 +140,13 @@ class RouterAndEngines(RuleBasedStateMachine):
                     owner = self.rooms.setdefault(effect.room, (effect.request, effect.attempt))
                     assert owner == (effect.request, effect.attempt), "a room of two attempts"
 
+    def first_of_its_subject(self, drawn: Effect) -> Effect:
+        """Messages of one sender to one subject keep their order; only those of different subjects overtake."""
+        if not isinstance(drawn, SendLeg):
+            return drawn
+        same = (effect for effect in self.effects if isinstance(effect, SendLeg) and effect.node == drawn.node)
+        return next(same)
+
     def beat(self) -> None:
         kv = KvUse(l1=TierUse(used=0, total=1000), l2=TierUse(used=0, total=1000))
         for engine in self.engines.values():
@@ -243,8 +250,9 @@ class RouterAndEngines(RuleBasedStateMachine):
     @precondition(lambda self: self.effects)
     @rule(data=st.data(), lost=st.booleans())
     def deliver_effect(self, data: st.DataObject, lost: bool) -> None:
-        index = data.draw(st.integers(0, len(self.effects) - 1))
-        self.perform(self.effects.pop(index), lost=lost)
+        drawn = self.effects[data.draw(st.integers(0, len(self.effects) - 1))]
+        self.effects.remove(first := self.first_of_its_subject(drawn))
+        self.perform(first, lost=lost)
 
     @precondition(lambda self: self.updates)
     @rule(data=st.data(), fate=st.sampled_from(("deliver", "deliver", "deliver", "repeat", "drop")))
