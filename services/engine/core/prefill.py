@@ -176,9 +176,12 @@ class PrefillQueue:
         """
         size = self.limits.block_size
         sources = [source for source in leg.request.fetch if source.node != self.limits.node]
-        first = 0 if leg.only_own else min((source.first for source in sources), default=0)
-        blocks = sum(max(0, source.last - source.first) for source in sources)
-        tokens = leg.request.cached_tokens if leg.only_own or not sources else blocks * size
+        if leg.only_own or not sources:
+            first, blocks = 0, max((source.last for source in leg.request.fetch), default=0)
+            tokens = max(leg.request.cached_tokens, blocks * size)
+        else:
+            first = min(source.first for source in sources)
+            tokens = sum(max(0, source.last - source.first) for source in sources) * size
         tokens = min(max(tokens, size), leg.request.prompt_tokens)
         pairs = attention_pairs(tokens, first * size)
         return max(self.limits.least_fetch_s, self.times.prefill_s(PrefillTerms(1, tokens, pairs)))
