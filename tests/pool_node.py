@@ -129,7 +129,7 @@ async def connect(of: KvPoolSettings, role: str = "engine") -> PoolClient:
     """Attach to a running pool."""
     client = LocalClient(of.socket_path, attach(of, role))
     task = asyncio.create_task(client.run())
-    await client.wait_attached(10.0)
+    await client.wait_attached(30.0)
     return PoolClient(client, of, task)
 
 

@@ -16,7 +16,7 @@ from services.kvpool.core.pool import PoolCore
 
 def context(name: str, blocks: int) -> list[bytes]:
     """The digests of a context of its own."""
-    return [hashlib.sha256(f"{name}{i}".encode()).digest() for i in range(blocks)]
+    return [hashlib.sha256(f"{name}/{i}".encode()).digest() for i in range(blocks)]
 
 
 def content(digest: bytes, size: int) -> npt.NDArray[np.uint8]:

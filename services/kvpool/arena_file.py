@@ -47,7 +47,10 @@ def _expect(path: Path, descriptor: int, wanted: ArenaLayout) -> None:
 def _create(path: Path, wanted: ArenaLayout) -> int:
     """Make the file beside its place and move it there when it is whole."""
     building = path.with_name(path.name + ".new")
-    descriptor = os.open(building, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        descriptor = os.open(building, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise ArenaError(f"no arena can be made at {path}: {error.strerror}") from error
     try:
         _lock(building, descriptor)
         os.ftruncate(descriptor, 0)

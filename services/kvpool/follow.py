@@ -33,8 +33,17 @@ class References:
 
     async def start(self, tasks: asyncio.TaskGroup) -> None:
         """Follow from now on."""
-        await self._bus.subscribe(self._subject, self._on_message, on_dropped=lambda _: self._behind.set())
+        await self._bus.subscribe(self._subject, self._on_message, on_dropped=lambda _: self._lost())
+        self._bus.on_reconnect(self._on_reconnect)
         tasks.create_task(self._ask_while_behind(), name="kv.reference questions")
+
+    async def _on_reconnect(self) -> None:
+        self._lost()
+
+    def _lost(self) -> None:
+        """What was said meanwhile did not reach us, and the next message may be long in coming: ask."""
+        self.follower.lose()
+        self._behind.set()
 
     async def _on_message(self, delivery: Delivery) -> None:
         try:

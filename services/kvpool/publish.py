@@ -18,7 +18,7 @@ GATHER_S = 0.01
 HEARTBEAT_S = 1.0
 HEADROOM_BYTES = 1024
 MAX_MESSAGE_BYTES = 1 << 20
-PART_BLOCKS = 8192
+PART_BLOCKS = 4096
 """Blocks of one snapshot part: what can be gathered in a few milliseconds."""
 OPEN_SNAPSHOTS = 4
 SNAPSHOT_IDLE_S = 30.0

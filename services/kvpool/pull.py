@@ -42,6 +42,7 @@ class Pull:
     reason: str = ""
     """Why not all came; "" if they did."""
     no_room: bool = False
+    leased: bool = False
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     """Set by the fetch when it needs no more of this."""
 
@@ -67,19 +68,20 @@ class Puller:
 
     async def run(self, pull: Pull, on_over: Callable[[], None]) -> None:
         """Carry out a pull. `on_over` comes at its deadline at the latest; this returns when no slot is in the air."""
-        owner = self._store.new_owner()
+        owner, lease_id = self._store.new_owner(), token_hex(8)
         try:
-            job = await self._begin_and_wait(pull, owner)
+            job = await self._begin_and_wait(pull, owner, lease_id)
         finally:
             pull.over = True
             on_over()
         self._metrics.pulls.labels(pull.outcome).inc()
+        if pull.leased:
+            await self._release(pull.node, lease_id)
         if job is not None:
             await self._land(job, owner)
 
-    async def _begin_and_wait(self, pull: Pull, owner: int) -> CopyJob | None:
+    async def _begin_and_wait(self, pull: Pull, owner: int, lease_id: str) -> CopyJob | None:
         """Everything up to `over`; the copy if it has not ended by then."""
-        lease_id = token_hex(8)
         found = await self._lease(pull, lease_id)
         if found is None:
             return None
@@ -101,8 +103,6 @@ class Puller:
             pull.outcome, pull.reason = "transport", str(error)
             self._store.end_owner(owner)
             return None
-        finally:
-            await self._release(pull.node, lease_id)
 
     async def _land(self, job: CopyJob, owner: int) -> None:
         """Late bytes: wait until none come any more, then use the slots again."""
@@ -142,7 +142,6 @@ class Puller:
                 pull.reason = f"{pull.node} holds blocks of {lease.layout}, here are {self._store.identity}"
             else:
                 pull.outcome, pull.reason = "gone", f"{pull.node} does not have it"
-            await self._release(pull.node, lease_id)
             return None
         return None
 
@@ -172,6 +171,7 @@ class Puller:
         if lease.error:
             pull.outcome, pull.reason = "refused", lease.error
             return None
+        pull.leased = True
         return lease
 
     def _allocate(self, pull: Pull, lease: LeaseReply, owner: int) -> list[BlockCopy]:

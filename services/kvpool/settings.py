@@ -1,5 +1,6 @@
 """Settings of a node's pool."""
 
+import os
 import tempfile
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
@@ -12,6 +13,8 @@ from services.arena import ArenaIdentity
 from services.settings import ServiceSettings
 
 SHM = Path("/dev/shm")
+SOCKET_PATH_BYTES = 107
+"""The longest path the kernel takes for a Unix socket."""
 Positive = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(gt=0)]
 
@@ -61,6 +64,9 @@ class KvPoolSettings(ServiceSettings, kw_only=True):
             raise ValueError("give `capacity_blocks` or `capacity_bytes`, one of them")
         if not self.slots:
             raise ValueError(f"`capacity_bytes` {self.capacity_bytes} is less than one block of {self.block_bytes}")
+        length = len(os.fsencode(self.socket_path))
+        if length > SOCKET_PATH_BYTES:
+            raise ValueError(f"`socket` {str(self.socket_path)!r} has {length} bytes, at most {SOCKET_PATH_BYTES} fit")
 
     @property
     def identity(self) -> ArenaIdentity:

@@ -262,6 +262,23 @@ async def test_the_own_pool_killed_in_the_middle_of_a_fetch(
     await there.close()
 
 
+async def test_a_pool_that_is_told_to_stop_ends_well_and_leaves_its_arena_to_the_next(
+    tmp_path: Path, pool: Start
+) -> None:
+    of = settings(tmp_path, "a", transport="mooncake")
+    chain = context("chain", 3)
+    for blocks in (0, 3):
+        process = await pool(of)
+        client = await connect(of)
+        assert await client.locate(chain) == blocks
+        await client.write(chain)
+        await client.close()
+        process.process.terminate()
+        async with asyncio.timeout(20):
+            assert await process.process.wait() == 0
+        assert not of.socket_path.exists()
+
+
 async def test_reads_that_race_a_writer_are_right_or_refused(tmp_path: Path, script: Script) -> None:
     path = tmp_path / "raced"
     writer = await script("tests.integration.pool_writer", path, 2.0)

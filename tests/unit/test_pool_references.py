@@ -61,6 +61,15 @@ def test_a_restarted_directory_is_followed_from_its_full_message_on() -> None:
     assert applied(follower, message(1, full=True, incarnation=2), message(2, incarnation=2)) == [1, 2]
 
 
+def test_after_a_loss_that_nothing_shows_the_full_state_is_taken_again() -> None:
+    follower = ReferenceFollower()
+    applied(follower, message(3, full=True))
+    follower.lose()
+    assert follower.behind
+    assert applied(follower, message(3, full=True)) == [3], "though its number is not new"
+    assert not follower.behind
+
+
 def test_what_is_held_back_is_bounded() -> None:
     follower = ReferenceFollower()
     assert applied(follower, *(message(seq) for seq in range(2, MAX_HELD_BACK + 100))) == []

@@ -28,7 +28,7 @@ class Allocator:
         self.generation = array("Q", bytes(8 * slots))
         self.state = bytearray(slots)
         self._free = list(range(slots - 1, -1, -1))
-        self._writer: dict[int, int] = {}
+        self._writer = array("Q", bytes(8 * slots))
         self._written_by: dict[int, dict[int, None]] = {}
         self._aside: dict[int, _Aside] = {}
 
@@ -38,7 +38,7 @@ class Allocator:
 
     @property
     def writing_slots(self) -> int:
-        return len(self._writer)
+        return sum(len(slots) for slots in self._written_by.values())
 
     @property
     def aside_slots(self) -> int:
@@ -63,12 +63,17 @@ class Allocator:
         self.generation[slot] += 1
         self.state[slot] = WRITING
         self._writer[slot] = owner
-        self._written_by.setdefault(owner, {})[slot] = None
+        mine = self._written_by.get(owner)
+        if mine is None:
+            mine = self._written_by[owner] = {}
+        mine[slot] = None
         return slot
 
     def is_writer(self, owner: int, slot: int, generation: int) -> bool:
         """Whether `owner` holds this slot for writing in this generation."""
-        return self._writer.get(slot) == owner and self.generation[slot] == generation
+        if not 0 <= slot < self.capacity or self.state[slot] != WRITING:
+            return False
+        return self._writer[slot] == owner and self.generation[slot] == generation
 
     def commit(self, slot: int) -> None:
         """The writer of a slot is done with it."""
@@ -83,7 +88,7 @@ class Allocator:
         self._free.append(slot)
 
     def _leave_writer(self, slot: int) -> None:
-        owner = self._writer.pop(slot)
+        owner = self._writer[slot]
         mine = self._written_by[owner]
         del mine[slot]
         if not mine:
@@ -126,8 +131,8 @@ class Allocator:
     def check(self) -> None:
         """Every slot is in exactly one place."""
         aside = [slot for entry in self._aside.values() for slot in entry.slots]
-        for state, slots in ((FREE, self._free), (WRITING, self._writer), (ASIDE, aside)):
-            assert len(set(slots)) == len(list(slots)), f"slots of state {state} appear twice"
-            assert set(slots) == {s for s in range(self.capacity) if self.state[s] == state}, f"state {state} differs"
         by_owner = {slot: owner for owner, slots in self._written_by.items() for slot in slots}
-        assert by_owner == self._writer, "the two tables of writers differ"
+        for state, slots in ((FREE, self._free), (WRITING, list(by_owner)), (ASIDE, aside)):
+            assert len(set(slots)) == len(slots), f"slots of state {state} appear twice"
+            assert set(slots) == {s for s in range(self.capacity) if self.state[s] == state}, f"state {state} differs"
+        assert all(self._writer[slot] == owner for slot, owner in by_owner.items()), "the tables of writers differ"

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
+from schemas.block_key import short_key
 from schemas.kv import Tier
 from schemas.pool import SlotInfo
 from services.kvpool.core.allocator import COMMITTED, Allocator
@@ -107,22 +108,28 @@ class BlockTable:
                 self.counters.evicted_unreferenced += 1
             self.withdraw(victim, effects)
 
-    def begin(self, digest: bytes, parent: bytes, owner: int, now_s: float, at: int, effects: Effects) -> int | None:
-        """A slot for a block that is not here, the `at`-th of its context; None if it cannot be taken in."""
-        if self.index.collides(digest):
+    def begin(
+        self, key: int, digest: bytes, parent: bytes, owner: int, now_s: float, at: int, effects: Effects
+    ) -> tuple[int, int] | None:
+        """A slot, in its generation, for a block that is not here, the `at`-th of its context.
+
+        None if there is no room, or if another digest of its short key is here.
+        """
+        if key in self.index.slot_of:
             self.counters.refused_collision += 1
             return None
         slot = self.slots.take(owner)
         if slot is None:
             self.counters.refused_no_room += 1
             return None
-        self.place(slot, digest, parent, now_s, at)
-        effects.begun.append((slot, self.slots.generation[slot], digest, parent))
-        return slot
+        self._place(slot, key, digest, parent, now_s, at)
+        generation = self.slots.generation[slot]
+        effects.begun.append((slot, generation, digest, parent))
+        return slot, generation
 
-    def place(self, slot: int, digest: bytes, parent: bytes, now_s: float, at: int) -> None:
+    def _place(self, slot: int, key: int, digest: bytes, parent: bytes, now_s: float, at: int) -> None:
         """Enter a block into index and tree, between the blocks here that come before and after it."""
-        before, after = self.index.insert(slot, digest, parent)
+        before, after = self.index.insert(slot, key, digest, short_key(parent) if parent else 0)
         self.order.add(slot, before, at if before is None else self.order.depth[before] + 1, now_s)
         for child in after:
             self.order.attach(child, slot)
@@ -151,7 +158,8 @@ class BlockTable:
 
     def _forget(self, slot: int) -> None:
         self.index.remove(slot, self.order.remove(slot))
-        self.unverified.discard(slot)
+        if self.unverified:
+            self.unverified.discard(slot)
 
     def unhold(self, slots: Iterable[int]) -> None:
         """Readers let go of these slots."""
@@ -188,7 +196,7 @@ class BlockTable:
                 chain.append(at)
                 at = waiting.pop(at.parent[:8], None)
             for at in reversed(chain):
-                self.place(at.slot, at.digest, at.parent, now_s, 0)
+                self._place(at.slot, short_key(at.digest), at.digest, at.parent, now_s, 0)
                 self._seal(at.slot, at.length, at.fingerprint, now_s)
         return Effects(freed=freed)
 

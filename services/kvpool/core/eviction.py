@@ -12,6 +12,7 @@ from array import array
 
 REFERENCED, UNREACHABLE, READY = 1, 2, 4
 """Bits of `flags`: READY blocks are committed, all others are being written and cannot go."""
+_RANK = tuple(0 if flags & UNREACHABLE else 2 if flags & REFERENCED else 1 for flags in range(8))
 _SLACK = 1024
 
 Key = tuple[int, float, int, int]
@@ -39,7 +40,6 @@ class EvictionOrder:
     def add(self, slot: int, parent: int | None, depth: int, now_s: float) -> None:
         """A block is being written to `slot`; `parent` is the slot of the block it extends, if that is here."""
         self.present[slot] = 1
-        self.flags[slot] = 0
         self.depth[slot] = depth
         self.last_used_s[slot] = now_s
         if parent is not None:
@@ -62,14 +62,19 @@ class EvictionOrder:
 
     def remove(self, slot: int) -> list[int]:
         """The block in `slot` is gone. Returns the slots of the blocks that extended it: they have no parent now."""
-        children = self._children(slot)
-        for child in children:
-            self.parent[child] = self.next_sibling[child] = self._previous_sibling[child] = 0
-        self.first_child[slot] = 0
-        self.mark(slot, referenced=False, unreachable=False)
+        children: list[int] = []
+        if self.first_child[slot]:
+            children = self._children(slot)
+            for child in children:
+                self.parent[child] = self.next_sibling[child] = self._previous_sibling[child] = 0
+            self.first_child[slot] = 0
+        flags = self.flags[slot]
+        self.referenced_blocks -= flags & REFERENCED
+        self.unreachable_blocks -= (flags & UNREACHABLE) // UNREACHABLE
         self.present[slot] = self.flags[slot] = 0
-        if self.parent[slot]:
-            self._detach(slot, self.parent[slot] - 1)
+        parent = self.parent[slot]
+        if parent:
+            self._detach(slot, parent - 1)
         return children
 
     def _detach(self, slot: int, parent: int) -> None:
@@ -81,7 +86,8 @@ class EvictionOrder:
         if after:
             self._previous_sibling[after - 1] = before
         self.parent[slot] = self.next_sibling[slot] = self._previous_sibling[slot] = 0
-        self.last_used_s[parent] = max(self.last_used_s[parent], self.last_used_s[slot])
+        if self.last_used_s[parent] < self.last_used_s[slot]:
+            self.last_used_s[parent] = self.last_used_s[slot]
         self._offer(parent)
 
     def _children(self, slot: int) -> list[int]:
@@ -136,14 +142,13 @@ class EvictionOrder:
 
     def key(self, slot: int) -> Key:
         """What the order compares; the smallest goes first."""
-        flags = self.flags[slot]
-        rank = 0 if flags & UNREACHABLE else 2 if flags & REFERENCED else 1
-        return rank, self.last_used_s[slot], -self.depth[slot], slot
+        return _RANK[self.flags[slot]], self.last_used_s[slot], -self.depth[slot], slot
 
     def _offer(self, slot: int) -> None:
-        if not self.is_candidate(slot):
+        flags = self.flags[slot]
+        if not flags & READY or self.first_child[slot] or self.holds[slot]:
             return
-        heapq.heappush(self._heap, self.key(slot))
+        heapq.heappush(self._heap, (_RANK[flags], self.last_used_s[slot], -self.depth[slot], slot))
         if len(self._heap) > self._heap_limit:
             self._heap = list({entry for entry in self._heap if self._is_current(entry)})
             heapq.heapify(self._heap)

@@ -1,6 +1,7 @@
 """Which block is in which slot: short key to slot, and what is known of the block there."""
 
 from array import array
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -20,7 +21,7 @@ class BlockIndex:
     """The blocks of one pool, written or being written. Two digests of one short key cannot be here at once.
 
     Location and reference messages name blocks by short key, so a second digest of the same key could not be told
-    from the first: `collides` finds it, and the pool refuses it.
+    from the first, and the pool refuses it.
     """
 
     def __init__(self, slots: int) -> None:
@@ -53,11 +54,6 @@ class BlockIndex:
                 found[i] = None
         return found
 
-    def collides(self, digest: bytes) -> bool:
-        """Whether another digest of the same short key is here."""
-        slot = self.slot_of.get(short_key(digest))
-        return slot is not None and self.digest(slot) != digest
-
     def digest(self, slot: int) -> bytes:
         return bytes(self._digests[DIGEST_BYTES * slot : DIGEST_BYTES * (slot + 1)])
 
@@ -65,17 +61,19 @@ class BlockIndex:
         """The short key of the block before this one, None at the start of a context."""
         return self.parents[slot] or None
 
-    def insert(self, slot: int, digest: bytes, parent: bytes) -> tuple[int | None, list[int]]:
-        """A block comes to `slot`: the slot of the block before it, if here, and of blocks here that come after it."""
-        key = short_key(digest)
+    def insert(self, slot: int, key: int, digest: bytes, parent: int) -> tuple[int | None, Iterable[int]]:
+        """A block comes to `slot`; `parent` is the key before it, 0 for none.
+
+        Returns the slot of the block before it, if that is here, and the slots of those here that come after it.
+        """
         self.slot_of[key] = slot
         self.keys[slot] = key
-        self.parents[slot] = short_key(parent) if parent else 0
+        self.parents[slot] = parent
         self._digests[DIGEST_BYTES * slot : DIGEST_BYTES * (slot + 1)] = digest
-        before = self.slot_of.get(self.parents[slot]) if parent else None
+        before = self.slot_of.get(parent) if parent else None
         if parent and before is None:
-            self._waiting.setdefault(self.parents[slot], {})[slot] = None
-        return before, list(self._waiting.pop(key, ()))
+            self._waiting.setdefault(parent, {})[slot] = None
+        return before, self._waiting.pop(key, ()) if self._waiting else ()
 
     def seal(self, slot: int, length: int, fingerprint: bytes) -> None:
         """What was written: bytes, and their xxh3_128."""
@@ -86,7 +84,7 @@ class BlockIndex:
         """The block leaves `slot`; `orphans` came after it and stay."""
         key = self.keys[slot]
         del self.slot_of[key]
-        waiting = self._waiting.get(self.parents[slot])
+        waiting = self._waiting.get(self.parents[slot]) if self._waiting else None
         if waiting is not None and slot in waiting:
             del waiting[slot]
             if not waiting:

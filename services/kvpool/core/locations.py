@@ -25,19 +25,6 @@ class _Run:
     parent: int | None
     keys: list[int]
 
-    def extended_by(self, type_: ChangeType, tier: Tier, key: int, parent: int | None) -> bool:
-        """Take the key in if it continues this run."""
-        if self.type is not type_ or self.tier is not tier or not self.keys:
-            return False
-        if type_ is ChangeType.STORED and parent == self.keys[-1]:
-            self.keys.append(key)
-        elif type_ is ChangeType.REMOVED and self.parent == key:
-            self.keys.append(key)
-            self.parent = parent
-        else:
-            return False
-        return True
-
     def pieces(self, limit_keys: int) -> Iterable[LocationChange]:
         """This run as changes of at most `limit_keys` keys; a removed run loses its end first."""
         keys = self.keys if self.type is ChangeType.STORED else self.keys[::-1]
@@ -69,15 +56,20 @@ class LocationLog:
 
     def stored(self, tier: Tier, key: int, parent: int | None) -> None:
         """A block came to a tier; `parent` is the key of the block it extends, None at the start of a context."""
-        self._note(ChangeType.STORED, tier, key, parent)
+        run = self._pending[-1] if self._pending else None
+        if run is not None and run.type is ChangeType.STORED and run.tier is tier and run.keys[-1] == parent:
+            run.keys.append(key)
+        else:
+            self._pending.append(_Run(ChangeType.STORED, tier, parent, [key]))
 
     def removed(self, tier: Tier, key: int, parent: int | None) -> None:
         """A block left a tier."""
-        self._note(ChangeType.REMOVED, tier, key, parent)
-
-    def _note(self, type_: ChangeType, tier: Tier, key: int, parent: int | None) -> None:
-        if not (self._pending and self._pending[-1].extended_by(type_, tier, key, parent)):
-            self._pending.append(_Run(type_, tier, parent, [key]))
+        run = self._pending[-1] if self._pending else None
+        if run is not None and run.type is ChangeType.REMOVED and run.tier is tier and run.parent == key:
+            run.keys.append(key)
+            run.parent = parent
+        else:
+            self._pending.append(_Run(ChangeType.REMOVED, tier, parent, [key]))
 
     def device(self, changes: Iterable[LocationChange]) -> None:
         """Apply what the engine says of device memory. RejectedMessage, and nothing applied, for the other tier."""

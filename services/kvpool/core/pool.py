@@ -23,7 +23,7 @@ from schemas.pool import (
 )
 from services.kvpool.core.blocks import AdoptedBlock, BlockTable, Effects, Presence
 from services.kvpool.core.eviction import REFERENCED, UNREACHABLE
-from services.kvpool.core.index import FINGERPRINT_BYTES
+from services.kvpool.core.index import FINGERPRINT_BYTES, keys_of_digests
 from services.kvpool.core.leases import Holds
 from services.kvpool.core.snapshot import FrozenTree, Snapshot
 
@@ -87,19 +87,20 @@ class PoolCore:
         found = self._index.find_all(request.digests)
         before = self._index.find(request.parent) if request.parent else None
         guarded = [slot for slot in (before, *found) if slot is not None]
-        for slot in guarded:
-            self._order.hold(slot)
-            self._order.touch(slot, now_s)
+        for here in guarded:
+            self._order.hold(here)
+            self._order.touch(here, now_s)
         self.blocks.make_room(found.count(None), effects)
         granted: list[tuple[int, int] | None] = []
         refused = 0
         parent = request.parent
+        keys = keys_of_digests(request.digests)
         for i, digest in enumerate(digests_of(request.digests)):
-            taken: int | None = None
+            slot: tuple[int, int] | None = None
             if found[i] is None and self._index.find(digest) is None:
-                taken = None if refused else self.blocks.begin(digest, parent, owner, now_s, first + i, effects)
-                refused += taken is None
-            granted.append(None if taken is None else (taken, self._slots.generation[taken]))
+                slot = None if refused else self.blocks.begin(keys[i], digest, parent, owner, now_s, first + i, effects)
+                refused += slot is None
+            granted.append(slot)
             parent = digest
         self.blocks.unhold(guarded)
         if self._marks is not None:

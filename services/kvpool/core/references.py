@@ -42,6 +42,10 @@ class ReferenceFollower:
         self.seq = message.seq
         return [message]
 
+    def lose(self) -> None:
+        """Messages may have been lost, and nothing after them would show it."""
+        self.behind = True
+
     def _following(self) -> list[KvReference]:
         """What was held back and follows the full message without a gap."""
         ready: list[KvReference] = []

@@ -11,8 +11,8 @@ from services.kvpool.transfer.types import CopyJob, Outcome
 
 IN_FLIGHT = 32
 """Entries of one copy under way at a time: enough to fill a link, far below what jams a peer."""
-MERGED_BYTES = 4 << 20
-"""Blocks that follow one another on both sides become one entry of at most this size."""
+MERGED_BYTES = 1 << 20
+"""Small blocks that follow one another on both sides become one entry of at most this size."""
 POLL_S = 0.0002
 SLOW_POLL_S = 0.01
 _RUNNING, _ARRIVED, _TIMED_OUT = 0, 1, -2
@@ -90,6 +90,19 @@ class Poller:
         self._thread.join()
 
     def _run(self) -> None:
+        error: BaseException | None = None
+        try:
+            self._poll()
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            for copy in (*self._copies, *self._new):
+                for entry in copy.running.values():
+                    self._fail(copy, entry, Outcome.UNSETTLED)
+                copy.job.finish(error)
+
+    def _poll(self) -> None:
         wait_s = POLL_S
         while not self._closing:
             while self._new:
@@ -102,10 +115,6 @@ class Poller:
             else:
                 wait_s = POLL_S if moved else min(1.2 * wait_s, SLOW_POLL_S)
                 time.sleep(wait_s)
-        for copy in (*self._copies, *self._new):
-            for entry in copy.running.values():
-                self._fail(copy, entry, Outcome.UNSETTLED)
-            copy.job.finish()
 
     def _advance(self, copy: _Copy) -> bool:
         """Submit what may go, take in what has ended; whether anything happened."""

@@ -5,14 +5,19 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
+import numpy as np
+from xxhash import xxh3_128
+
 from schemas.pool import LeaseReply
-from services.arena import ArenaError, ArenaReader, fingerprint_of
+from services.arena import ArenaError, ArenaReader
 from services.kvpool.arena import Arena
 from services.kvpool.transfer.types import BlockCopy, CopyJob, Outcome, TransportError
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 INLINE_BYTES = 256 << 10
 """Up to this size a copy is quicker than the way to a thread and back."""
+CHUNK_BYTES = 256 << 10
 THREADS = 2
 
 
@@ -80,15 +85,21 @@ class ShmTransport:
             job.outcomes[i] = self._copy_block(reader, job.blocks[i])
 
     def _copy_block(self, reader: ArenaReader, block: BlockCopy) -> Outcome:
-        source = block.source
-        if source.length > self._arena.layout.slot_bytes or source.slot >= reader.layout.slots:
+        """Copy in chunks, fingerprint each while it is in the cache; check the peer's header before and after."""
+        slot, generation, length, fingerprint = msgspec.structs.astuple(block.source)
+        if length > self._arena.layout.slot_bytes or slot >= reader.layout.slots:
             return Outcome.STALE
-        target = self._arena.view(block.slot)[: source.length]
-        if not reader.read_into(source.slot, source.generation, target):
+        if not reader.current(slot, generation, block.digest):
             return Outcome.STALE
-        if not reader.current(source.slot, source.generation, block.digest):
+        source, target = reader.view(slot), self._arena.view(block.slot)
+        hashed = xxh3_128()
+        for start in range(0, length, CHUNK_BYTES):
+            end = min(start + CHUNK_BYTES, length)
+            np.copyto(target[start:end], source[start:end])
+            hashed.update(target[start:end].data)
+        if not reader.current(slot, generation, block.digest):
             return Outcome.STALE
-        return Outcome.ARRIVED if fingerprint_of(target) == source.fingerprint else Outcome.CORRUPT
+        return Outcome.ARRIVED if hashed.digest() == fingerprint else Outcome.CORRUPT
 
     async def close(self) -> None:
         await asyncio.to_thread(self._threads.shutdown)
