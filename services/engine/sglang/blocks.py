@@ -40,17 +40,18 @@ class BlockLayout:
 
     def __init__(self, pools: list[Any], page_size: int, rank: int = 0, ranks: int = 1) -> None:
         self.page_size = page_size
-        self._tensors = [tensor for pool in pools for tensor in _pieces(pool)]
-        self._sizes = [page_size * tensor[0].numel() * tensor.element_size() for tensor in self._tensors]
+        tensors = [tensor for pool in pools for tensor in _pieces(pool)]
+        self._pages = [tensor.view(len(tensor) // page_size, -1) for tensor in tensors]
+        self._sizes = [pages[0].numel() * pages.element_size() for pages in self._pages]
         self.replicated = all(_same_on_all_ranks(pool) for pool in pools)
         self.part_bytes = sum(self._sizes)
         self.block_bytes = self.part_bytes * (1 if self.replicated else ranks)
         self.offset = 0 if self.replicated else rank * self.part_bytes
         self.description = " + ".join(f"{type(pool).__name__} x{len(_pieces(pool))}" for pool in pools)
-        self._on_cpu = all(tensor.device.type == "cpu" for tensor in self._tensors)
+        self._on_cpu = all(tensor.device.type == "cpu" for tensor in tensors)
         self._stream: Any = None
         if not self._on_cpu:
-            self._stream = torch.cuda.Stream(self._tensors[0].device)  # type: ignore[no-untyped-call]
+            self._stream = torch.cuda.Stream(tensors[0].device)  # type: ignore[no-untyped-call]
 
     def staging(self, blocks: int) -> torch.Tensor:
         """Host memory for this rank's part of `blocks` blocks, uint8; page-locked where a GPU copies into it."""
@@ -58,25 +59,28 @@ class BlockLayout:
 
     def gather(self, indices: torch.Tensor, staging: torch.Tensor) -> None:
         """Copy the pages at `indices` into the leading rows of `staging`; complete on return."""
-        blocks = len(indices) // self.page_size
+        numbers = self._page_numbers(indices)
         with torch.cuda.stream(self._stream):
             at = 0
-            for tensor, size in zip(self._tensors, self._sizes, strict=True):
-                rows = tensor[indices].view(torch.uint8).reshape(blocks, size)
-                staging[:blocks, at : at + size].copy_(rows, non_blocking=True)
+            for pages, size in zip(self._pages, self._sizes, strict=True):
+                rows = pages[numbers].view(torch.uint8)
+                staging[: len(numbers), at : at + size].copy_(rows, non_blocking=True)
                 at += size
         self._wait()
 
     def scatter(self, staging: torch.Tensor, indices: torch.Tensor) -> None:
         """Copy the leading rows of `staging` to the pages at `indices`; complete on return."""
-        blocks = len(indices) // self.page_size
+        numbers = self._page_numbers(indices)
         with torch.cuda.stream(self._stream):
             at = 0
-            for tensor, size in zip(self._tensors, self._sizes, strict=True):
-                rows = staging[:blocks, at : at + size].contiguous().view(tensor.dtype)
-                tensor[indices] = rows.reshape(len(indices), *tensor.shape[1:]).to(tensor.device, non_blocking=True)
+            for pages, size in zip(self._pages, self._sizes, strict=True):
+                rows = staging[: len(numbers), at : at + size].contiguous().view(pages.dtype)
+                pages[numbers] = rows.to(pages.device, non_blocking=True)
                 at += size
         self._wait()
+
+    def _page_numbers(self, indices: torch.Tensor) -> torch.Tensor:
+        return indices[:: self.page_size] // self.page_size
 
     def after_forward(self, forward_stream: Any) -> None:
         """Make the next copies wait for what `forward_stream` has been given so far (nothing to do on a CPU)."""
