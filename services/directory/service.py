@@ -30,7 +30,8 @@ from services.observe import RateLimitedLog
 
 T = TypeVar("T")
 TICK_S = 1.0
-WORK_STEPS = 64
+WORK_STEPS = 16
+"""Pieces of work between two turns of the loop: a few milliseconds at most."""
 
 
 class DirectoryService:

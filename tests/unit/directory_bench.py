@@ -61,9 +61,15 @@ class Bench:
         self.done(self.core.tick(self.now))
 
     def tell(self, branch: str, type_: BranchEventType, **fields: object) -> BranchEvent:
+        event = self.tell_now(branch, type_, **fields)
+        self.done([])
+        return event
+
+    def tell_now(self, branch: str, type_: BranchEventType, **fields: object) -> BranchEvent:
+        """An event whose put-off work is not done yet."""
         self.events += 1
         event = BranchEvent(**{"id": f"e{self.events}", "t": 0.0, "branch": branch, "type": type_} | fields)  # type: ignore[arg-type]
-        self.done(self.core.on_branch_event(event, self.now))
+        self.effects += self.core.on_branch_event(event, self.now)
         return event
 
     def answered(
@@ -73,6 +79,7 @@ class Bench:
         prefill: str = "p1",
         decode: str | None = None,
         packed: bytes | None = None,
+        settled: bool = True,
         **fields: object,
     ) -> BranchEvent:
         """A request of the branch was answered with this context."""
@@ -85,7 +92,10 @@ class Bench:
             "prefill_node": prefill,
             "decode_node": decode,
         }
-        return self.tell(branch, BranchEventType.CONTEXT, **given | fields)
+        event = self.tell_now(branch, BranchEventType.CONTEXT, **given | fields)
+        if settled:
+            self.done([])
+        return event
 
     def switch(self, node: str, phase: Phase, epoch: int) -> None:
         command = PhaseCommand(id="c", t=0.0, node=node, phase=phase, epoch=epoch, reason="", decision_id="")

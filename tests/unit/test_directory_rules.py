@@ -5,7 +5,7 @@ from directory_bench import B, Bench, chain, pack, stored
 
 from schemas.branch import BranchEventType, BranchKind
 from schemas.kv import Tier
-from schemas.phase import Phase
+from schemas.phase import Phase, PhaseCommand
 from services.directory.core.effects import NodeLost, ReferencesChanged
 
 
@@ -229,3 +229,33 @@ def test_blind_answers_say_so_and_pools_are_told_when_it_sees() -> None:
     assert any(effect.full for effect in told)
     assert bench.bits("p1") == dict.fromkeys(B, (True, False))
     assert not bench.match(B).blind
+
+
+def test_work_that_was_put_off_does_not_reach_what_came_after_it(bench: Bench) -> None:
+    bench.say("d1", 1, stored(B))
+    bench.say("p1", 1, stored(B))
+    for number in range(4):
+        bench.answered(f"b{number}", B, prefill="p1", decode="d1")
+    assert bench.counts("d1", B) == [4] * 8
+    command = PhaseCommand(id="c", t=0.0, node="d1", phase=Phase.PREFILL, epoch=1, reason="", decision_id="")
+    bench.core.on_phase(command)
+    bench.core.work(1)
+    bench.answered("b2", B, prefill="p1", decode="d1", settled=False)
+    assert bench.core.has_work
+    bench.core.check()
+    bench.done([])
+    assert bench.counts("d1", B) == [1] * 8, "the request that decoded there to its end counts, the others do not"
+
+
+def test_a_lost_node_is_out_of_sight_before_it_is_swept(bench: Bench) -> None:
+    for number in range(20):
+        bench.say("p1", number + 1, stored(chain(f"first {number}", "second")))
+    bench.now += 5.0
+    bench.core.tick(bench.now)
+    assert bench.core.has_work
+    assert bench.match(chain("first 3", "second")).blocks == 0
+    bench.core.work(3)
+    bench.core.check()
+    bench.say("p1", 1, stored(chain("first 3")), incarnation=2)
+    assert bench.match(chain("first 3", "second")).blocks == 1
+    assert bench.held("p1") == 1

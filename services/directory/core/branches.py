@@ -79,18 +79,20 @@ class Branches:
                 seen.update(below)
                 waiting += below
 
-    def demote(self, now: float) -> Branch | None:
-        """Demote the longest silent branch if its lease is over, and return it. An inferred branch that was left by
-        one other and never used again was compacted: the other continues it."""
+    def overdue(self, now: float) -> bool:
+        """Whether the lease of the longest silent active branch is over."""
         branch = next(iter(self._active.values()), None)
-        if branch is None or now - branch.seen < self._lease_s:
-            return None
+        return branch is not None and now - branch.seen >= self._lease_s
+
+    def demote(self) -> None:
+        """Demote the longest silent active branch. An inferred branch that was left by one other and never used again
+        was compacted: the other continues it."""
+        branch = next(iter(self._active.values()))
         self._retire(branch, BranchState.IDLE)
         heirs = [heir for key in self._children.get(branch.key, ()) if (heir := self._active.get(key)) is not None]
         if branch.inferred and len(heirs) == 1 and heirs[0].inferred and heirs[0].kind is BranchKind.FORK:
             heirs[0].kind = branch.kind
             heirs[0].version = branch.version + 1
-        return branch
 
     def anchor(self, branch: Branch) -> None:
         """Make an inferred branch findable by what its next prompt must contain."""

@@ -6,6 +6,7 @@ Messages and time in, effects and answers out. A message costs what it carries; 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from schemas.branch import BranchEvent, BranchInfo
@@ -131,9 +132,15 @@ class Directory:
         self.counters.expired_requests += self.pending.expire(now)
         holdings = ((node.name, node.holdings[Tier.L2]) for node in self.locations.nodes.values() if node.present)
         self._shares = {name: holding.referenced / holding.blocks for name, holding in holdings if holding.blocks}
-        while self.branches.demote(now) is not None:
-            self.counters.demoted_branches += 1
+        if self.branches.overdue(now):
+            self.locations.jobs.append(self._demote(now))
         return self._effects()
+
+    def _demote(self, now: float) -> Iterator[None]:
+        while self.branches.overdue(now):
+            self.branches.demote()
+            self.counters.demoted_branches += 1
+            yield
 
     @property
     def has_work(self) -> bool:

@@ -16,6 +16,8 @@ from services.directory.core.run import Holding
 ORPHAN_GRACE_S = 0.25
 """How long an unknown parent may stay unknown before a snapshot is asked: events of a node may overtake each other."""
 ORPHAN_AGAIN_S = 60.0
+FORGET_NODE_S = 3600.0
+"""A node that is gone for so long is forgotten by name."""
 
 
 class Locations:
@@ -93,8 +95,10 @@ class Locations:
         self._repair(node, "hello")
 
     def tick(self, now: float) -> None:
-        for node in self.nodes.values():
+        for node in list(self.nodes.values()):
             if node.refused or node.lost:
+                if now - node.heard > FORGET_NODE_S:
+                    del self.nodes[node.name], self._hosts[node.name]
                 continue
             if now - node.heard > self._timeout_s:
                 node.lost = True

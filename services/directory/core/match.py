@@ -8,6 +8,9 @@ from schemas.kv import Tier
 from services.directory.core import spans as sets
 from services.directory.core.run import Holding, Tip, path
 
+_L2 = Tier.L2
+_NOTHING: list[int] = []
+
 
 class Cover(NamedTuple):
     """Blocks [first, last) lie whole on each of `nodes`."""
@@ -31,9 +34,10 @@ def supply(tips: list[Tip]) -> Supply:
     Each piece reaches as far as any one node allows, so there are few; nodes that hold only a part of it are not named.
     Cost: the runs of the path times the holdings that reach them.
     """
-    leads = _reaches(tips, 0, 0, 0)
-    device = {holding.node: reached for holding, reached in leads.items() if holding.tier is Tier.L1}
-    host = {holding.node: reached for holding, reached in leads.items() if holding.tier is Tier.L2}
+    device: dict[str, int] = {}
+    host: dict[str, int] = {}
+    for holding, reached in _reaches(tips, 0, 0, 0).items():
+        (host if holding.tier is _L2 else device)[holding.node] = reached
     covers: list[Cover] = []
     number = start = at = 0
     nodes = host
@@ -44,7 +48,7 @@ def supply(tips: list[Tip]) -> Supply:
         while number < len(tips) and start + tips[number][1] <= at:
             start, number = start + tips[number][1], number + 1
         more = _reaches(tips, number, start, at)
-        nodes = {holding.node: reached for holding, reached in more.items() if holding.tier is Tier.L2}
+        nodes = {holding.node: reached for holding, reached in more.items() if holding.tier is _L2}
     return Supply(device, host, covers)
 
 
@@ -89,6 +93,3 @@ def _reaches(tips: list[Tip], number: int, start: int, at: int) -> dict[Holding,
         if not through:
             break
     return reached
-
-
-_NOTHING: list[int] = []
