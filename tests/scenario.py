@@ -7,6 +7,7 @@ import asyncio
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from services.cli.demo.act import Played
 from services.cli.demo.compare import Reference, compare
@@ -117,8 +118,14 @@ async def engine_killed(story: Story, ready_s: float) -> None:
     first = await story.ask("before the kill", prompt, "k")
     await story.settled()
     node = first.prefill_node
-    former = story.cluster.kill(f"engine-{node}")
-    await node_back(story.cluster, node, former, ready_s)
+    former = await entry_of(story.cluster, node)
+    story.cluster.kill(f"engine-{node}")
+    async with asyncio.timeout(ready_s):
+        while (now := await entry_of(story.cluster, node))["engine_incarnation"] == former["engine_incarnation"]:
+            await asyncio.sleep(0.1)
+        while not (now["alive"] and now["ready"]):
+            await asyncio.sleep(0.1)
+            now = await entry_of(story.cluster, node)
     other = {"node-0": "node-1", "node-1": "node-0"}[node]
     await story.cluster.command("phase", other, "decode")
     again = await story.ask("after the kill", prompt + first.output + story.words(20), "k")
@@ -127,16 +134,7 @@ async def engine_killed(story: Story, ready_s: float) -> None:
     await story.cluster.command("phase", other, "prefill")
 
 
-async def node_back(cluster: Cluster, node: str, former: int, ready_s: float) -> None:
-    """Wait until the engine of `node` runs under another pid than `former` and the router has its heartbeat."""
-    async with asyncio.timeout(ready_s):
-        while cluster.state()["processes"].get(f"engine-{node}", {"pid": former})["pid"] == former:
-            await asyncio.sleep(0.1)
-        await asyncio.sleep(2.0)
-        while not await ready(cluster, node):
-            await asyncio.sleep(0.1)
-
-
-async def ready(cluster: Cluster, node: str) -> bool:
+async def entry_of(cluster: Cluster, node: str) -> dict[str, Any]:
+    """What the router says of a node."""
     nodes = (await cluster.get("/v1/cluster"))["nodes"]
-    return any(entry["node"] == node and entry["alive"] and entry["ready"] for entry in nodes)
+    return next(entry for entry in nodes if entry["node"] == node)

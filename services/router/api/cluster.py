@@ -83,6 +83,7 @@ class Cluster:
             "epoch": node.epoch,
             "ready": beat.ready if beat else False,
             "refused": node.refusal,
+            "engine_incarnation": beat.engine_incarnation if beat else 0,
             "waiting": beat.waiting if beat else 0,
             "running": beat.running if beat else 0,
             "running_prefill": beat.running_prefill if beat else 0,
