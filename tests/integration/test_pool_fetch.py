@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from schemas.codec import encode
@@ -329,11 +330,9 @@ async def test_peers_in_another_mount_are_reached_over_the_network(tmp_path: Pat
         reply_of = store.lease_reply
 
         def elsewhere(*args: Any) -> LeaseReply:
-            import msgspec
-
             return msgspec.structs.replace(reply_of(*args), arena=str(tmp_path / "not mounted here"))
 
-        store.lease_reply = elsewhere  # type: ignore[method-assign]
+        store.lease_reply = elsewhere  # type: ignore[assignment,method-assign]
         reply = await pools["a"].fetch("f", chain, [("b", 0, 3)])
         assert (reply.fetched, reply.transport) == (3, "mooncake")
         assert pools["a"].holds_right_bytes(chain)

@@ -39,8 +39,8 @@ def test_a_lease_ends_by_itself() -> None:
 def test_case_21_looked_up_pinned_never_used() -> None:
     core = PoolCore("n", 1, 40, pin_ttl_s=0.5)
     chains = [context(f"c{i}", 4) for i in range(10)]
-    for now, chain in enumerate(chains):
-        store(core, chain, float(now))
+    for turn, chain in enumerate(chains):
+        store(core, chain, float(turn))
     for i in range(1000):
         now = 100.0 + i / 1000
         core.open_pin(f"r{i}", 1 + i % 5, now)

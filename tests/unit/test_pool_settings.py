@@ -8,7 +8,8 @@ from services.kvpool.settings import KvPoolSettings
 
 
 def made(**fields: Any) -> KvPoolSettings:
-    return KvPoolSettings(**{"model": "tiny", "capacity_blocks": 4} | fields)
+    given: dict[str, Any] = {"model": "tiny", "capacity_blocks": 4}
+    return KvPoolSettings(**given | fields)
 
 
 def test_paths_and_name_follow_cluster_and_node() -> None:
