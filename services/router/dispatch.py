@@ -1,6 +1,7 @@
 """Performs what the core decides: messages out, answers back in, tokens to the calls that wait for them."""
 
 import asyncio
+import contextlib
 from collections.abc import Coroutine
 from typing import Any
 
@@ -72,6 +73,15 @@ class Dispatcher:
     def stop(self, call: Call) -> None:
         """A stop string was found in the call's text."""
         self.perform(self.core.on_stop(call.id, self.now))
+
+    async def abandon(self, limit_s: float) -> None:
+        """Cancel what is still open and wait, at most so long, until its engines know."""
+        effects = [e for request in list(self.core.requests) for e in self.core.on_cancel(request, self.now)]
+        telling = [self._legs.cancel(effect) for effect in effects if isinstance(effect, CancelLeg)]
+        self.perform([effect for effect in effects if not isinstance(effect, CancelLeg)])
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                await asyncio.gather(*telling)
 
     async def idle(self) -> None:
         """Wait until no request is open and what they had to say is stored."""

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 Handler = Callable[[Request], Awaitable[Response | AnswerResponse]]
 _CLIENT_GONE = 499
+_METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 
 
 def http_routes(service: "RouterService") -> list[BaseRoute]:
@@ -44,7 +45,14 @@ def http_routes(service: "RouterService") -> list[BaseRoute]:
         ("POST", "/v1/cluster/split", cluster.order),
         ("GET", "/version", show_version),
     ]
-    return [Route(path, guarded(service, handler), methods=[method]) for method, path, handler in table]
+    routes = [Route(path, guarded(service, handler), methods=[method]) for method, path, handler in table]
+    return [*routes, Route("/v1/{rest:path}", guarded(service, unknown), methods=_METHODS)]
+
+
+async def unknown(request: Request) -> Response:
+    """Whatever else is asked for below /v1."""
+    message = f"{request.method} {request.url.path[:200]} is not served here"
+    raise ApiError(Failure(404, NOT_FOUND, message, code="unknown_route"))
 
 
 def guarded(service: "RouterService", handler: Handler) -> Callable[[Request], Awaitable[Response]]:

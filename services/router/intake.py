@@ -1,6 +1,7 @@
 """What every dialect needs to turn a call into a request: who asks, which model, whether it is admitted."""
 
 import asyncio
+import re
 import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -25,12 +26,16 @@ if TYPE_CHECKING:
     from services.router.service import RouterService
 
 _ID_CHARACTERS = 80
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}\Z")
 _POLL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class Asker:
-    """A call read and identified. `id` is ours and unique; `request_id` is what the client calls it."""
+    """A call read and identified. `id` is ours and unique; `request_id` is what the client calls it.
+
+    `traceparent`: the W3C trace the call belongs to, None without a usable one.
+    """
 
     id: str
     request_id: str
@@ -38,6 +43,7 @@ class Asker:
     caller: Caller
     identity: Identity
     raw: dict[str, Any]
+    traceparent: str | None = None
 
 
 class Intake:
@@ -83,7 +89,9 @@ class Intake:
         usable = given.isascii() and given.isprintable() and " " not in given
         given = given[:_ID_CHARACTERS] if usable else ""
         own = f"{given or 'req'}-{secrets.token_hex(8)}"
-        return Asker(own, given or own, int(self.wall()), caller, identity, raw)
+        trace = request.headers.get("traceparent", "")
+        followed = trace if _TRACEPARENT.match(trace) else None
+        return Asker(own, given or own, int(self.wall()), caller, identity, raw, followed)
 
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer; 503 until it is loaded."""

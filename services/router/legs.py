@@ -81,4 +81,5 @@ class LegSender:
             version=leg.version,
             cache_salt=tenant_salt(leg.tenant),
             cached_tokens=leg.cached_tokens,
+            traceparent=leg.traceparent,
         )

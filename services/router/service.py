@@ -95,8 +95,7 @@ class RouterService:
 
     async def stop(self) -> None:
         """What is still open ends here: its engines are told."""
-        for request in list(self.core.requests):
-            self.dispatcher.perform(self.core.on_cancel(request, self.dispatcher.now))
+        await self.dispatcher.abandon(HEARTBEAT_S)
 
     # -- from the bus ---------------------------------------------------------------------------------------------
 

@@ -153,6 +153,13 @@ async def test_unknown_model(memory: Connect) -> None:
         assert "'timed'" in reply.error["message"]
 
 
+async def test_unknown_routes_are_refused_in_the_apis_own_shape(memory: Connect) -> None:
+    async with small(memory) as s:
+        for path, method in (("/v1/nothing", "GET"), (PLAIN, "GET"), ("/v1/cluster", "DELETE")):
+            reply = await s.get(path, method)
+            assert (reply.status, reply.error["code"]) == (404, "unknown_route")
+
+
 async def test_body_over_the_limit(memory: Connect) -> None:
     async with small(memory) as s:
         reply = await s.post(PLAIN, plain(prompt="x" * 60_000))

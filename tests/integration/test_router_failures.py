@@ -120,6 +120,25 @@ async def test_case_7_prefill_error_frees_the_decode_leg(memory: Connect) -> Non
         await s.settled()
 
 
+async def test_case_11_one_failure_does_not_stick_to_a_node(memory: Connect) -> None:
+    async with stage(memory) as s:
+        gate = Gate(1)
+        node = await s.engine("n1", sleep=gate.sleep)
+        calling = asyncio.ensure_future(s.post("/v1/completions", body(6)))
+        await gate.closed.wait()
+        (prefill,) = (key for key in node.backend.legs if key.phase is Phase.PREFILL)
+        node.backend.cancel(prefill)
+        gate.open()
+        reply = await calling
+        assert (reply.status, len(reply.tokens)) == (200, 6)
+        for number in range(20):
+            again = await s.complete([200 + number] * 20, 2)
+            assert again.status == 200
+        await s.settled()
+        async with s.http.get(s.url + "/metrics") as response:
+            assert "ei_router_retries_total 1.0" in await response.text()
+
+
 async def test_case_13_attempts_have_rooms_of_their_own(memory: Connect) -> None:
     async with stage(memory, "n1", "n2") as s:
         sent: list[tuple[str, int, int]] = []
@@ -264,6 +283,18 @@ async def test_stopping_router_finishes_what_is_open_and_refuses_more(memory: Co
         reply = await calling
         assert len(reply.tokens) == 5
         await s.running.task
+
+
+async def test_router_that_may_not_wait_cancels_what_is_open(memory: Connect) -> None:
+    async with stage(memory, drain_s=0.1) as s:
+        engine = await s.engine("n1", sleep=slowly(0.05))
+        calling = asyncio.ensure_future(s.post("/v1/completions", body(1000)))
+        await until(lambda: any(len(r.answer) > 2 for r in s.router.core.requests.values()))
+        s.running.stop.set()
+        await s.running.task
+        await until(lambda: engine.backend.legs == {}, 2.0)
+        calling.cancel()
+        await asyncio.wait([calling])
 
 
 async def test_refusal_by_predicted_time(memory: Connect) -> None:

@@ -82,7 +82,8 @@ class OpenAI:
         stops = stops_of(asked)
         new_tokens = await intake.admit(asker, len(packed) // 4, limit, default)
         sampling = sampling_of(asked, new_tokens, tokenizer.stop_ids)
-        spec = Spec(asker.id, asker.identity, intake.context(asker, packed), sampling, intake.timeout_s)
+        context = intake.context(asker, packed)
+        spec = Spec(asker.id, asker.identity, context, sampling, intake.timeout_s, asker.traceparent)
         call = intake.open(spec)
         options = asked.stream_options
         job = Job(

@@ -72,6 +72,7 @@ class SendLeg:
     tenant: str = ""
     branch: str | None = None
     version: int | None = None
+    traceparent: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,4 +44,5 @@ def send_leg(request: "Request", places: Places, leg: Leg) -> SendLeg:
         tenant=request.spec.identity.tenant,
         branch=branch,
         version=version,
+        traceparent=request.spec.traceparent,
     )

@@ -18,6 +18,7 @@ class Spec:
     context: Context
     sampling: Sampling
     timeout_s: float = 3600.0
+    traceparent: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
