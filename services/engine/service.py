@@ -99,7 +99,7 @@ class EngineService:
         limits = replace(
             Limits.of(settings.node, info),
             max_waiting=settings.max_waiting,
-            least_fetch_s=settings.least_fetch_s,
+            fetch_grace_s=settings.fetch_grace_s,
             node_timeout_s=settings.node_timeout_s,
             router_timeout_s=settings.router_timeout_s,
         )

@@ -19,7 +19,7 @@ class EngineSettings(ServiceSettings, kw_only=True):
 
     `engine` chooses the table that counts, `timed` or `sglang`. `phase` holds until the planner's first command.
     `pool_socket` is the Unix socket of the node's pool; empty: no pool, nothing is reused between requests on hosts.
-    A fetch is given up when computing its tokens would take less, but not within `least_fetch_s`.
+    A fetch is given up when it takes `fetch_grace_s` longer than computing its tokens would.
     A peer silent for `node_timeout_s` or a router silent for `router_timeout_s` has lost its requests here.
     """
 
@@ -31,7 +31,7 @@ class EngineSettings(ServiceSettings, kw_only=True):
     pool_socket: str = ""
     node_timeout_s: Seconds = 3.0
     router_timeout_s: Seconds = 5.0
-    least_fetch_s: Seconds = 0.05
+    fetch_grace_s: Seconds = 0.05
     ask_timeout_s: Seconds = 0.5
     max_waiting: Annotated[int, Meta(ge=1)] = 4096
     timed: TimedSettings = field(default_factory=TimedSettings)

@@ -84,20 +84,20 @@ async def test_the_requests_of_a_silent_router_are_cancelled(connect: Connect, t
 
 
 async def test_case_9_waiting_for_a_turn_is_not_death(connect: Connect, tmp_path: Path) -> None:
-    """Two run at a time for half a second each; peers are lost after 1 s: all eight end well in about 2 s."""
+    """Two run at a time for a second each; peers are lost after 2 s: all eight end well in about 4 s."""
 
-    async def half(_: float) -> None:
-        await asyncio.sleep(0.1)
+    async def fifth(_: float) -> None:
+        await asyncio.sleep(0.2)
 
     async with cluster(connect, tmp_path) as c:
-        await c.engine(P, node_timeout_s=1.2)
-        await c.engine(D, make=timed(half), node_timeout_s=1.2, max_running=2)
+        await c.engine(P, node_timeout_s=2.0)
+        await c.engine(D, make=timed(fifth), node_timeout_s=2.0, max_running=2)
         for number in range(8):
             await c.router.place(f"q{number}", P, D, prompt_of(number, 20), 5)
         start = asyncio.get_running_loop().time()
         for number in range(8):
             await c.router.answer(f"q{number}")
-        assert asyncio.get_running_loop().time() - start < 3.0
+        assert asyncio.get_running_loop().time() - start < 6.0
 
 
 async def test_case_73_a_large_request_starts_although_small_ones_keep_coming(connect: Connect, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ class Limits:
     `batches_inside`: prefill batches inside the engine, the running one counted. `spare_decodes`: decode legs inside
     beyond those that run, so that the next is there when one ends. `patience_s`: how long a decode leg that found no
     room lets younger ones pass. `look_ahead`: prefill legs tried in turn while a decode node is full.
-    `least_fetch_s`: no fetch is given up sooner, however quick its tokens are computed: little gained, reuse lost.
+    `fetch_grace_s`: how much later than computing again a fetch may be: computing costs others, waiting only this one.
     `shared_pair`: both legs of a request on one node share their KV.
     """
 
@@ -34,7 +34,7 @@ class Limits:
     look_ahead: int = 8
     patience_s: float = 0.3
     stranger_s: float = 1.0
-    least_fetch_s: float = 0.05
+    fetch_grace_s: float = 0.05
     router_timeout_s: float = 5.0
     node_timeout_s: float = 3.0
     keep_s: float = 30.0

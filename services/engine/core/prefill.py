@@ -11,9 +11,6 @@ from services.engine.core.legs import LegTable, QueuedLeg
 from services.engine.core.limits import Limits
 from services.engine.core.timing import PrefillTerms, PrefillTime, attention_pairs
 
-FETCH_GRACE_S = 0.05
-"""Computing again costs other requests compute, a late fetch only this one a little time."""
-
 FULL, UNKNOWN, PHASE, GONE = "full", "unknown", "phase", "gone"
 """Why a reservation was not granted. `gone` is ours: nobody listens on the peer's subject."""
 
@@ -170,7 +167,7 @@ class PrefillQueue:
         return min((at for at in due if at > now), default=None)
 
     def patience_s(self, leg: QueuedLeg) -> float:
-        """How long a leg at the head waits for its fetch: what computing the missing tokens would take.
+        """How long a leg at the head waits for its fetch: what computing the missing tokens would take, and a little.
 
         Missing is what other nodes are to send; once that is given up, all that is planned to be reused.
         """
@@ -184,7 +181,7 @@ class PrefillQueue:
             tokens = sum(max(0, source.last - source.first) for source in sources) * size
         tokens = min(max(tokens, size), leg.request.prompt_tokens)
         pairs = attention_pairs(tokens, first * size)
-        return max(self.limits.least_fetch_s, self.times.prefill_s(PrefillTerms(1, tokens, pairs)))
+        return self.limits.fetch_grace_s + self.times.prefill_s(PrefillTerms(1, tokens, pairs))
 
     def check(self) -> None:
         for leg in self.table.waiting[Phase.PREFILL].values():

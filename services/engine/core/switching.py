@@ -39,6 +39,7 @@ class PhaseSwitch:
         """After `obey`: `moved` waiting legs were given back, `running` ones of the old phase end in place."""
         self.moved = moved
         self.draining = running
+        self.longest_s = 0.0 if running else None
         if running:
             return [PhaseReport(self.phase, self.epoch, SwitchState.DRAINING, self.decision_id, moved=moved)]
         return self._switched(now)
