@@ -76,10 +76,25 @@ class NodeTelemetry(Message, frozen=True, kw_only=True):
     ready: bool = True
 
 
+class RouteCandidate(msgspec.Struct, frozen=True, kw_only=True):
+    """What was predicted for one node when the request was placed: why it was chosen, or was not."""
+
+    node: str
+    wait_s: Seconds
+    service_s: Seconds
+    fetch_s: Seconds
+    duplicate_s: Seconds
+    ttft_s: Seconds
+    cached_tokens: Count = 0
+    fetched_from: list[str] = []
+
+
 class RequestTelemetry(Message, frozen=True, kw_only=True):
     """`telemetry.request`: one finished request; times are Unix seconds, None where that step was not reached.
 
     `ideal_tokens`: prompt tokens whose keys the directory remembered at arrival, in full blocks (live ideal hit).
+    `misses`: uncached tokens by cause (new, diverged, evicted_referenced, evicted, not_fetched, tail).
+    `candidates`: the best nodes at placement, best first.
     """
 
     id: str
@@ -106,6 +121,9 @@ class RequestTelemetry(Message, frozen=True, kw_only=True):
     ttft_predicted_s: Seconds | None = None
     ttft_s: Seconds | None = None
     blind: bool = False
+    lineage: str = ""
+    misses: dict[str, Count] = {}
+    candidates: list[RouteCandidate] = []
 
 
 class RouterTelemetry(Message, frozen=True, kw_only=True):

@@ -14,33 +14,39 @@ from schemas.serve import (
     ServeRequest,
 )
 from schemas.subjects import Subjects
-from services.bus import Bus, BusError, BusUnavailable, NoResponders, PayloadTooLarge
+from services.bus import Bus, BusError, BusTimeout, BusUnavailable, NoResponders, PayloadTooLarge
 from services.router.core.effects import AskAgain, CancelLeg, SendLeg
 
 _FRAME_BYTES = 4096
 """What a leg's message takes besides prompt and fetch plan, with room to spare."""
 _SOURCE_BYTES = 96
-_CANCEL_TRIES = 3
+_SERVE_TRIES, _CANCEL_TRIES = 3, 3
 
 
 class LegSender:
-    """Speaks to engines for one router. Waits at most `timeout_s` for each answer."""
+    """Speaks to engines for one router. Waits at most `timeout_s` for each answer.
+
+    A leg is sent again when its answer stays away: a busy node is not a dead one, and the same leg twice is one leg.
+    """
 
     def __init__(self, bus: Bus, subjects: Subjects, router: str, timeout_s: float) -> None:
         self._bus, self._subjects, self._router, self._timeout_s = bus, subjects, router, timeout_s
 
     async def serve(self, leg: SendLeg, deadline_s: float) -> ServeReply | None:
         """The node's answer, None without one in time. BusUnavailable: the broker is away."""
-        request = self._request(leg, deadline_s)
-        try:
-            data = await self._bus.request(self._subjects.serve(leg.node), encode(request), self._timeout_s)
-            return SERVE_REPLY.decode(data)
-        except BusUnavailable:
-            raise
-        except PayloadTooLarge as error:
-            return ServeReply(accepted=False, epoch=0, reason="context", text=str(error))
-        except (BusError, RejectedMessage):
-            return None
+        data, subject = encode(self._request(leg, deadline_s)), self._subjects.serve(leg.node)
+        for _ in range(_SERVE_TRIES):
+            try:
+                return SERVE_REPLY.decode(await self._bus.request(subject, data, self._timeout_s))
+            except BusTimeout:
+                continue
+            except BusUnavailable:
+                raise
+            except PayloadTooLarge as error:
+                return ServeReply(accepted=False, epoch=0, reason="context", text=str(error))
+            except (BusError, RejectedMessage):
+                return None
+        return None
 
     async def cancel(self, leg: CancelLeg) -> None:
         """Tell the node until it answers; a node that is gone has nothing to cancel."""

@@ -1,10 +1,12 @@
 """What the router publishes about a request that ended, in the words of the wire."""
 
 from schemas.branch import BranchEvent, BranchEventType
-from schemas.telemetry import RequestTelemetry
+from schemas.telemetry import RequestTelemetry, RouteCandidate
 from services.router.core.effects import EndBranch, Record, StoreContext
+from services.router.core.placement import Candidate
 
 SOURCE = "router"
+_CANDIDATES_TOLD = 16
 
 
 def context_event(stored: StoreContext, wall: float) -> BranchEvent:
@@ -53,6 +55,7 @@ def request_telemetry(record: Record, wall_minus_monotonic: float, wall: float) 
     def at(moment: float | None) -> float | None:
         return None if moment is None else moment + wall_minus_monotonic
 
+    best = sorted(record.candidates, key=lambda found: found.ttft_s)[:_CANDIDATES_TOLD]
     return RequestTelemetry(
         id=f"{record.request}-ended",
         t=wall,
@@ -78,4 +81,20 @@ def request_telemetry(record: Record, wall_minus_monotonic: float, wall: float) 
         ttft_predicted_s=record.ttft_predicted_s,
         ttft_s=record.ttft_s,
         blind=record.blind,
+        lineage=record.lineage,
+        misses={cause.value: tokens for cause, tokens in record.misses.items()},
+        candidates=[_candidate(found) for found in best],
+    )
+
+
+def _candidate(found: Candidate) -> RouteCandidate:
+    return RouteCandidate(
+        node=found.node,
+        wait_s=found.remaining_s + found.queue_s,
+        service_s=found.service_s,
+        fetch_s=found.fetch_s,
+        duplicate_s=found.duplicate_s,
+        ttft_s=found.ttft_s,
+        cached_tokens=found.work.cached,
+        fetched_from=sorted({source.node for source in found.fetch}),
     )

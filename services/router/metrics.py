@@ -18,6 +18,7 @@ class RouterMetrics:
         self.tpot = metrics.histogram("tpot_seconds", "Time per output token after the first.", buckets=_STEP_BUCKETS_S)
         self.e2e = metrics.histogram("e2e_seconds", "Arrival to end of the answer.")
         self.prompt_tokens = metrics.counter("prompt_tokens_total", "Prompt tokens answered, by source.", ["source"])
+        self.misses = metrics.counter("uncached_tokens_total", "Prompt tokens computed, by cause.", ["cause"])
         self.output_tokens = metrics.counter("output_tokens_total", "Tokens generated.")
         self.lost_reuse = metrics.counter("lost_reuse_tokens_total", "Known prompt tokens that were computed again.")
         self.ideal = metrics.counter("ideal_hit_tokens_total", "Prompt tokens whose keys the directory remembered.")
@@ -51,6 +52,8 @@ class RouterMetrics:
         self.prompt_tokens.labels("uncached").inc(record.uncached_tokens)
         self.ideal.inc(record.known_tokens)
         self.lost_reuse.inc(record.lost_tokens)
+        for cause, tokens in record.misses.items():
+            self.misses.labels(cause.value).inc(tokens)
         self._first_token(record)
 
     def _first_token(self, record: Record) -> None:

@@ -4,6 +4,8 @@ from typing import TYPE_CHECKING
 
 from services.router.core.effects import Effect, End, EndBranch, Outcome, Record, ReleaseMatch, StoreContext
 from services.router.core.failure import Failure
+from services.router.core.misses import Cause, miss_causes
+from services.router.core.prefix import reusable_blocks
 
 if TYPE_CHECKING:
     from services.router.core.request import Request
@@ -77,4 +79,11 @@ def record_of(request: "Request", outcome: Outcome, now: float) -> Record:
         blind=request.match.blind,
         lineage=request.match.lineage,
         candidates=places.candidates if places else (),
+        misses=_misses(request) if outcome.answered else {},
     )
+
+
+def _misses(request: "Request") -> dict[Cause, int]:
+    context = request.spec.context
+    size, tokens = context.scheme.block_size, context.tokens
+    return miss_causes(request.first_match, tokens, request.cached_tokens or 0, reusable_blocks(tokens, size), size)

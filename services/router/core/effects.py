@@ -1,6 +1,7 @@
 """What the core asks its shell to do."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from schemas.branch import BranchKind
@@ -8,6 +9,7 @@ from schemas.phase import Phase
 from schemas.serve import FetchSource, Sampling
 from services.router.core.context import Context
 from services.router.core.failure import Failure
+from services.router.core.misses import Cause
 from services.router.core.placement import Candidate
 
 
@@ -178,6 +180,7 @@ class Record:
     blind: bool
     lineage: str
     candidates: tuple[Candidate, ...] = ()
+    misses: Mapping[Cause, int] = field(default_factory=dict)
 
     @property
     def uncached_tokens(self) -> int:

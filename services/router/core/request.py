@@ -54,7 +54,7 @@ class Request:
         self.answer = Answer(spec.sampling.max_new_tokens)
         self.base = 0
         self.context = spec.context
-        self.match: MatchReply = NO_MATCH
+        self.match = self.first_match = NO_MATCH
         self.places: Places | None = None
         self.finished: Finished | None = None
         self.outcome: Outcome | None = None
@@ -92,6 +92,7 @@ class Request:
             return []
         self.match, self.state = match or NO_MATCH, RequestState.MATCHED
         if not self.base:
+            self.first_match = self.match
             size = self.context.scheme.block_size
             self.known_tokens = min(self.match.known_blocks, reusable_blocks(self.context.tokens, size)) * size
         return [Place(self.id)]
@@ -140,11 +141,13 @@ class Request:
         return self._again(None, "no other decode node", now)
 
     def answered(self, phase: Phase, node: str, attempt: int, reply: ServeReply | None, now: float) -> list[Effect]:
-        """The node's answer to a leg sent, None when it kept silent. A leg accepted too late is cancelled."""
+        """The node's answer to a leg sent, None when it kept silent (and sent no news of the leg either)."""
         leg = self._leg(phase, node, attempt)
         if leg is None:
             return self.late_answer(self.id, phase, node, attempt, reply)
         leg.heard = now
+        if reply is None and (leg.accepted or leg.state is not None):
+            return []
         if reply is None:
             return self._leg_failed(leg, f"{node} did not answer", now)
         if reply.accepted:
