@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from starlette.routing import BaseRoute
 
-from schemas.branch import BRANCH_EVENT
+from schemas.branch import decode_branch_event
 from schemas.codec import RejectedMessage, encode
 from schemas.directory import BRANCH_QUERY, MATCH_QUERY, REFERENCES_QUERY, BranchReply, MatchReply
 from schemas.kv import KV_LOCATION, NODE_HELLO, SnapshotPart
@@ -132,8 +132,7 @@ class DirectoryService:
             self._perform(self._core.on_hello(hello, self._clock.now()))
 
     async def _on_branch_event(self, delivery: Delivery) -> None:
-        as_json = delivery.headers.get("content-type", "").startswith("application/json")
-        event = self._decoded(BRANCH_EVENT.decode_json if as_json else BRANCH_EVENT.decode, delivery)
+        event = self._decoded(lambda data: decode_branch_event(data, delivery.headers, delivery.subject), delivery)
         if event is not None:
             self._metrics.skew.set(self._clock.wall() - event.t)
             self._perform(self._core.on_branch_event(event, self._clock.now()))

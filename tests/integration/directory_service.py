@@ -195,7 +195,7 @@ def context(number: int, branch: str, keys: list[int], **fields: object) -> Bran
 
 
 async def tell(bus: Bus, event: BranchEvent) -> None:
-    await bus.store(SUBJECTS.branch_event(event.branch), encode(event), event.id)
+    await bus.store(SUBJECTS.branch_event(event.branch, event.tenant), encode(event), event.id)
 
 
 async def claims(bus: Bus, expected: int) -> None:

@@ -151,9 +151,11 @@ async def test_events_in_json_are_taken_and_foreign_tenants_are_not(connect: Con
         await tell(bus, context(1, "a", B))
         await tell(bus, context(2, "a", B, tenant="t"))
         await claims(bus, 16)
-        end = json.dumps({"v": 1, "id": "e3", "t": 1, "branch": "a", "type": "end", "tenant": "t", "source": "cli"})
+        end = {"v": 1, "id": "e3", "t": 1, "branch": "a", "type": "end", "source": "cli"}
         subject = SUBJECTS.branch_event("a")
-        await bus.store(subject, end.encode(), "e3", {"content-type": "application/json"})
+        foreign = json.dumps(end | {"id": "e4", "tenant": "t"}).encode()
+        for id_, data in (("e4", foreign), ("e3", json.dumps(end).encode())):
+            await bus.store(subject, data, id_, {"content-type": "application/json"})
         await claims(bus, 8)
         data = await bus.request(SUBJECTS.query_directory("branches"), encode(BranchQuery()), 5.0)
         assert [(info.id, info.state) for info in BRANCH_REPLY.decode(data).branches] == [("a", "ended")]

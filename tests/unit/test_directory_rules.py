@@ -193,14 +193,14 @@ def test_requests_without_a_branch_are_told_apart_by_their_context(bench: Bench)
     assert (heir.version, heir.kind) == (1, BranchKind.MAIN), "the old tip was not used again: it was a compaction"
 
 
-def test_only_routers_speak_for_tenants_and_report_contexts(bench: Bench) -> None:
+def test_branches_of_tenants_are_apart_and_only_routers_report_contexts(bench: Bench) -> None:
     bench.say("p1", 1, stored(B))
     bench.answered("a", B, tenant="t1")
-    bench.tell("a", BranchEventType.END, tenant="t1", source="somebody")
-    assert bench.counts("p1", B) == [1] * 8, "a client ends branches of the default tenant only"
+    bench.tell("a", BranchEventType.END, source="somebody")
+    assert bench.counts("p1", B) == [1] * 8, "the same id of the default tenant is another branch"
     bench.answered("b", B, source="somebody")
     assert bench.core.counters.foreign_events == 1
-    bench.tell("a", BranchEventType.END, tenant="t1", source="router")
+    bench.tell("a", BranchEventType.END, tenant="t1", source="somebody")
     assert bench.counts("p1", B) == [0] * 8
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from schemas.branch import DEFAULT_TENANT, BranchEvent, BranchEventType, BranchKind, BranchState
+from schemas.branch import BranchEvent, BranchEventType, BranchKind, BranchState
 from services.directory.core import lineage
 from services.directory.core.branch import Branch, BranchKey, Claim
 from services.directory.core.branches import Branches
@@ -15,7 +15,7 @@ from services.directory.core.references import References
 from services.directory.core.run import Tip, depth, key_from_end, keys_view
 
 ROUTER = "router"
-"""The only source that may speak for a tenant and report contexts; all others are clients of the default tenant."""
+"""The only source that may report contexts. The shell checks that an event came on the subjects of its tenant."""
 KINDS = {BranchEventType.FORK: BranchKind.FORK, BranchEventType.SUBAGENT: BranchKind.SUBAGENT}
 
 
@@ -43,9 +43,8 @@ class BranchEvents:
         self.applied[event.id] = None
         if len(self.applied) > self._event_ids:
             self.applied.popitem(last=False)
-        tenant = event.tenant if event.source == ROUTER else DEFAULT_TENANT
-        key = (tenant, event.branch)
-        parent = None if event.parent is None else (tenant, event.parent)
+        key = (event.tenant, event.branch)
+        parent = None if event.parent is None else (event.tenant, event.parent)
         match event.type:
             case BranchEventType.CONTEXT:
                 self._context(key, parent, event, now)
