@@ -3,12 +3,14 @@
 Three pools as processes on one broker: b holds the blocks, a fetches them by mapping b's arena, c over Mooncake (TCP).
 A fetch is timed as the engine sees it: call on the Unix socket, lease over NATS, copy, fingerprint of every block,
 commit, answer. It is compared with what the machine can do at all, in the same round over as much memory: memcpy, and
-one blocking socket between two processes, both without any check. Then the pool's own work.
+one blocking socket between two processes, both without any check. Then the pool's own work. A fetch passes through
+four processes: on a machine with other things to do it waits at each, and the ratios fall; see `load_average`.
 """
 
 import argparse
 import asyncio
 import json
+import os
 import shutil
 import statistics
 import tempfile
@@ -127,6 +129,7 @@ async def measure(*, quick: bool) -> dict[str, Any]:
         shutil.rmtree(folder)
     figures |= core_figures(100_000, 20_000 if quick else 100_000)
     figures |= snapshot_figures(100_000 if quick else 1_000_000)
+    figures |= {"load_average": os.getloadavg()[0], "cores": os.cpu_count() or 0}
     return {key: round(value, 4) for key, value in figures.items()} | {"quick": quick}
 
 

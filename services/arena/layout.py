@@ -75,8 +75,8 @@ class ArenaLayout(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def plan(cls, identity: ArenaIdentity, slots: int, incarnation: int) -> "ArenaLayout":
-        """The layout of a new arena: at most half of the index is ever used."""
-        buckets = max(64, 1 << (2 * slots - 1).bit_length())
+        """The layout of a new arena: at most a quarter of the index is ever used, so that probes are short."""
+        buckets = max(64, 1 << (4 * slots - 1).bit_length())
         slot_bytes = _up(identity.block_bytes, PAGE)
         headers_offset = PAGE + _up(4 * buckets, PAGE)
         data_offset = headers_offset + _up(HEADER.itemsize * slots, PAGE)

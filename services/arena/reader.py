@@ -52,6 +52,7 @@ class ArenaReader:
         self._index = whole[layout.index_offset :][: 4 * layout.buckets].view("<u4")
         self._buckets = memoryview(self._map)[layout.index_offset :][: 4 * layout.buckets].cast("I")
         self._headers = whole[layout.headers_offset :][: HEADER.itemsize * layout.slots].view(HEADER)
+        self._first_words = self._headers["digest"][:, 0]
         self._data = whole[layout.data_offset :].reshape(layout.slots, layout.slot_bytes)
 
     @property
@@ -86,11 +87,10 @@ class ArenaReader:
             if len(slots) == len(keys) or (before % 2 == 0 and self._sequence() == before):
                 break
         prints = records["fingerprint"].tobytes()
+        columns = (slots.tolist(), records["generation"].tolist(), records["length"].tolist(), range(len(slots)))
         return [
             SlotInfo(slot=slot, generation=generation, length=length, fingerprint=prints[16 * i : 16 * i + 16])
-            for i, (slot, generation, length) in enumerate(
-                zip(slots.tolist(), records["generation"].tolist(), records["length"].tolist(), strict=True)
-            )
+            for slot, generation, length, i in zip(*columns, strict=True)
         ]
 
     def _sequence(self) -> int:
@@ -98,11 +98,13 @@ class ArenaReader:
         return value
 
     def _probe(self, keys: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
-        """Headers (copied) and slots of the leading run of `keys`, by linear probing of all keys at once."""
+        """Headers (copied) and slots of the leading run of `keys`, by linear probing of all keys at once.
+
+        No two digests in an arena have the same first word, so a slot that has it is the only one to look at.
+        """
         mask = self.layout.buckets - 1
         bucket = (keys[:, 0] & np.uint64(mask)).astype(np.int64)
         slots = np.zeros(len(keys), np.int64)
-        records = np.zeros(len(keys), HEADER)
         end = len(keys)
         open_ = np.arange(end)
         while len(open_):
@@ -111,11 +113,14 @@ class ArenaReader:
                 end = min(end, int(open_[entry == 0][0]))
                 keep = open_ < end
                 open_, entry = open_[keep], entry[keep]
-            seen = self._headers[np.minimum(entry, self.layout.slots) - 1]
-            match = (seen["digest"] == keys[open_]).all(axis=1) & (seen["state"] >= SlotState.COMMITTED)
-            records[open_[match]], slots[open_[match]] = seen[match], entry[match] - 1
+            match = self._first_words[entry - 1] == keys[open_, 0]
+            slots[open_[match]] = entry[match] - 1
             open_ = open_[~match]
             bucket[open_] = (bucket[open_] + 1) & mask
+        records = self._headers[slots[:end]]
+        right = (records["digest"] == keys[:end]).all(axis=1) & (records["state"] >= SlotState.COMMITTED)
+        if not right.all():
+            end = int(np.argmin(right))
         return records[:end], slots[:end]
 
     def life(self, slot: int) -> tuple[int, int, SlotState]:
@@ -172,4 +177,4 @@ class ArenaReader:
 
     def close(self) -> None:
         """Let go of the mapping; any later call fails."""
-        del self._index, self._buckets, self._headers, self._data, self._map
+        del self._index, self._buckets, self._first_words, self._headers, self._data, self._map
