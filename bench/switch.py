@@ -1,7 +1,7 @@
 """How long a switch takes, idle and under load, and what it loses: `python -m bench.switch [--quick] [--json FILE]`.
 
 A cluster of timed nodes; the split goes back and forth by `query.planner.split`, as `ei split` orders it. Idle: nothing
-runs. Loaded: agents replay with long answers, so that the switching node always has running requests; its excess is the
+runs. Loaded: agents take turns with long answers, so that the switching node has running requests; its excess is the
 switch time minus the longest request that was running on it at the command. Every answer under load is compared, token
 by token, with the timed engine's rule.
 """
@@ -31,6 +31,11 @@ PORT = 18_400
 NODES = 4
 SPLITS = ("1P3D", "2P2D")
 READY_S = 60.0
+PRESET = "glm-5.2"
+"""Iteration times of the reference model: 17 ms a decode iteration, about 0.1 ms a prefilled token."""
+CONTEXT_TOKENS = 4096
+PAUSE_S = 0.5
+"""A tool call: the next request of an agent comes so long after the answer."""
 
 
 @dataclass
@@ -52,7 +57,7 @@ class Load:
 
     async def _agent(self, agent: int) -> None:
         turn = 0
-        context = self.source.tokens(f"agent {agent}", 512)
+        context = self.source.tokens(f"agent {agent}", CONTEXT_TOKENS)
         while not self.over:
             answer = await self.client.complete(context, self.answer_tokens, None, lambda _: None)
             if answer.error:
@@ -60,6 +65,7 @@ class Load:
                 return
             self.asked.append((context, answer))
             turn += 1
+            await asyncio.sleep(PAUSE_S)
             context = context + answer.tokens + self.source.tokens(f"agent {agent} turn {turn}", 64)
 
     def wrong_outputs(self) -> int:
@@ -90,6 +96,7 @@ async def switch(cluster: LocalCluster, split: str) -> PlannerReply:
 async def measure(each_way: int, agents: int, answer_tokens: int, work: Path) -> Measured:
     found = Measured()
     arguments = ["--engine", "timed", "--nodes", str(NODES), "--split", SPLITS[1]]
+    arguments += ["--set", f"engine.timed.preset={PRESET}", "--set", "kvpool.capacity_blocks=16384"]
     async with local_cluster(PORT, arguments, work / "cluster.log", READY_S) as cluster, http_session() as session:
         for _ in range(each_way):
             for split in SPLITS:
@@ -142,7 +149,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="5 switches each way, a small load")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args(argv)
-    each_way, agents, answer = (5, 8, 48) if options.quick else (15, 24, 96)
+    each_way, agents, answer = (5, 12, 96) if options.quick else (15, 24, 192)
     with tempfile.TemporaryDirectory() as work:
         found = asyncio.run(measure(each_way, agents, answer, Path(work)))
     line = result(found, quick=options.quick)
