@@ -110,10 +110,17 @@ async def test_an_answer_may_end_with_its_first_token_and_sampling_is_passed_on(
     assert (await stopped.decode_end()).finish is Finish.STOP
     assert stopped.answer == [first]
     sampled = Sampling(
-        max_new_tokens=6, min_new_tokens=6, temperature=0.9, top_p=0.9, top_k=40, min_p=0.01, seed=3, ignore_eos=True,
+        max_new_tokens=6, temperature=0.9, top_p=0.9, top_k=40, min_p=0.01, seed=3, ignore_eos=True,
         frequency_penalty=0.1, presence_penalty=0.1, repetition_penalty=1.1,
     )  # fmt: skip
     assert len((await run("sampled", a, b, tokens, sampled)).answer) == 6
+    at_least = msgspec.structs.replace(stops, max_new_tokens=6, ignore_eos=False, min_new_tokens=4)
+    longer = pair("at-least", a, b, tokens, at_least)
+    longer.submit()
+    await longer.prefill_end()
+    await longer.decode_end()
+    assert first not in longer.answer[:4], "a stop token cannot come before the shortest answer"
+    assert len(longer.answer) >= 4
 
 
 async def test_a_leg_that_sglang_refuses_ends_with_the_reason(nodes: tuple[Node, Node]) -> None:

@@ -38,7 +38,9 @@ PREFILL_HALF = (
 _MEMBERS: dict[str, tuple[str, ...]] = {
     SCHEDULER: (
         "init_disaggregation",
+        "init_tokenizer",
         "handle_generate_request",
+        "_create_generation_req",
         "_add_request_to_queue",
         "abort_request",
         "send_abort_output",

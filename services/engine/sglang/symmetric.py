@@ -21,7 +21,7 @@ from sglang.srt.runtime_context import get_disagg
 from schemas.phase import Phase
 from services.engine.sglang import names
 from services.engine.sglang.attachment import Attachment
-from services.engine.sglang.phase_hint import hinted_phase
+from services.engine.sglang.phase_hint import StopTokens, apply_shortest_answer, hinted_phase
 
 _PREFILL, _DECODE = DisaggregationMode.PREFILL, DisaggregationMode.DECODE
 
@@ -32,6 +32,7 @@ class SymmetricScheduler(Scheduler):  # type: ignore[misc] # SGLang has no types
     attachment: Attachment | None = None
     result_queue: deque[tuple[Any, Any]]
     running_batch: Any
+    tokenizer: Any
     _other_half: dict[str, Any]
     _in_prefill = False
 
@@ -94,6 +95,18 @@ class SymmetricScheduler(Scheduler):  # type: ignore[misc] # SGLang has no types
             return
         with self.prefill_half():
             super().handle_generate_request(recv_req, **rest)
+
+    def init_tokenizer(self) -> None:
+        """SGLang runs without a tokenizer; what it asks one for, when an answer has a least length, is here."""
+        super().init_tokenizer()
+        if self.tokenizer is None:
+            self.tokenizer = StopTokens()
+
+    def _create_generation_req(self, recv_req: Any, *args: Any, **rest: Any) -> Any:
+        """SGLang's request, with the least length of its answer."""
+        request = super()._create_generation_req(recv_req, *args, **rest)
+        apply_shortest_answer(request.sampling_params, Phase.PREFILL if self._in_prefill else Phase.DECODE)
+        return request
 
     def _add_request_to_queue(self, req: Any, is_retracted: bool = False) -> None:
         """A new prefill request waits until what the arena holds of its prefix is on the device."""

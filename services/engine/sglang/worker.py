@@ -37,7 +37,7 @@ from services.engine.sglang.frames import (
     Submit,
     pack,
 )
-from services.engine.sglang.phase_hint import phase_hint
+from services.engine.sglang.phase_hint import phase_hint, shortest_answer
 from services.engine.sglang.plugin import die_with_parent, verify
 from services.engine.sglang.sessions import Sessions
 
@@ -73,7 +73,6 @@ def sampling_params(sampling: Sampling) -> dict[str, Any]:
     """Our sampling in SGLang's words."""
     parameters: dict[str, Any] = {
         "max_new_tokens": sampling.max_new_tokens,
-        "min_new_tokens": sampling.min_new_tokens,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "min_p": sampling.min_p,
@@ -85,6 +84,8 @@ def sampling_params(sampling: Sampling) -> dict[str, Any]:
     }
     if sampling.top_k is not None:
         parameters["top_k"] = sampling.top_k
+    if sampling.min_new_tokens:
+        parameters["custom_params"] = shortest_answer(sampling.min_new_tokens)
     if sampling.seed is not None:
         parameters["sampling_seed"] = sampling.seed
     return parameters
