@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -38,8 +38,8 @@ class LocalCluster:
             raise CommandError(f"no cluster runs on port {self.port}\n{self._log_end()}")
         return state
 
-    async def start(self, ready_s: float, waiting: Callable[[float], None] = lambda _: None) -> None:
-        """Start it and wait until it serves; `waiting` is told the seconds so far. CommandError if it ends before."""
+    async def start(self, ready_s: float) -> None:
+        """Start it and wait until it serves; CommandError if it ends before."""
         self.log.write_bytes(b"")
         self._process = spawn(self._command, self.log)
         begun = time.monotonic()
@@ -52,7 +52,6 @@ class LocalCluster:
                 return
             if elapsed_s > ready_s:
                 raise CommandError(f"the cluster was not ready within {ready_s:g} s\n{self._log_end()}")
-            waiting(elapsed_s)
             await asyncio.sleep(_POLL_S)
 
     async def ended(self) -> None:

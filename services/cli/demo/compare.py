@@ -1,5 +1,6 @@
 """The same requests on one plain engine: every greedy token must be equal."""
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -12,8 +13,9 @@ class Reference(Protocol):
 
     async def start(self) -> None: ...
 
-    async def generate(self, prompt: list[int], length: int) -> list[int]:
-        """The greedy continuation of `prompt` by `length` tokens, end-of-sequence ignored."""
+    async def generate(self, prompt: list[int], length: int) -> tuple[list[int], int]:
+        """The greedy continuation of `prompt` by `length` tokens, end-of-sequence ignored; and how many tokens of the
+        prompt were reused."""
         ...
 
     async def stop(self) -> None: ...
@@ -29,17 +31,30 @@ class Difference:
     expected: int | None
 
 
-async def compare(played: Sequence[Played], reference: Reference, progress: Callable[[int], None]) -> list[Difference]:
-    """Ask the reference everything that was played; `progress` is told how many are done."""
-    differences = []
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What asking everything again has shown, and what it cost there."""
+
+    differences: list[Difference]
+    prompt_tokens: int
+    cached_tokens: int
+    took_s: float
+
+
+async def compare(played: Sequence[Played], reference: Reference, progress: Callable[[int], None]) -> Comparison:
+    """Ask the reference everything that was played, one after the other; `progress` is told how many are done."""
+    differences: list[Difference] = []
+    cached, begun = 0, time.monotonic()
     for number, one in enumerate(played, 1):
-        expected = await reference.generate(list(one.prompt), len(one.answer))
+        expected, reused = await reference.generate(list(one.prompt), len(one.answer))
+        cached += reused
         found = first_difference(list(one.answer), expected)
         if found is not None:
             got = one.answer[found] if found < len(one.answer) else None
             differences.append(Difference(one.name, found, got, expected[found] if found < len(expected) else None))
         progress(number)
-    return differences
+    prompt = sum(len(one.prompt) for one in played)
+    return Comparison(differences, prompt, cached, time.monotonic() - begun)
 
 
 def first_difference(got: list[int], expected: list[int]) -> int | None:

@@ -24,9 +24,10 @@ class PlainSglang:
     async def start(self) -> None:
         await self._engine.start()
 
-    async def generate(self, prompt: list[int], length: int) -> list[int]:
+    async def generate(self, prompt: list[int], length: int) -> tuple[list[int], int]:
         sampling = Sampling(max_new_tokens=length, temperature=0.0, ignore_eos=True)
-        return (await self._engine.generate(prompt, sampling)).tokens
+        answer = await self._engine.generate(prompt, sampling)
+        return answer.tokens, answer.cached_tokens
 
     async def stop(self) -> None:
         await self._engine.stop()
@@ -39,8 +40,8 @@ class TimedRule:
     async def start(self) -> None:
         """Nothing to start."""
 
-    async def generate(self, prompt: list[int], length: int) -> list[int]:
-        return timed_answer(prompt, length, TimedSettings())
+    async def generate(self, prompt: list[int], length: int) -> tuple[list[int], int]:
+        return timed_answer(prompt, length, TimedSettings()), 0
 
     async def stop(self) -> None:
         """Nothing to stop."""

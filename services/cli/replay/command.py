@@ -9,9 +9,9 @@ from pathlib import Path
 import aiohttp
 import msgspec
 from rich.console import Console
-from rich.live import Live
 
 from services.cli.connection import CommandError, Target
+from services.cli.progress import progress
 from services.cli.replay.agent import Observer, Pace, Stage
 from services.cli.replay.alphabet import AlphabetError, alphabet_of
 from services.cli.replay.client import CompletionClient, get_json
@@ -25,7 +25,6 @@ from services.cli.replay.table import summary_table
 from services.cli.replay.telemetry import ClusterWatch
 from services.cli.replay.trace import Play, TraceError, read_trace
 
-_PROGRESS_EVERY_S = 0.5
 _TELEMETRY_GRACE_S = 1.0
 
 
@@ -110,12 +109,8 @@ async def replay(target: Target, options: ReplayOptions, console: Console) -> Re
             watch = ClusterWatch(bus, target.partition, time.time())
             await watch.start()
             watch.split = await current_split(session, target.url)
-            with Live(console=console, transient=True, auto_refresh=False) as live:
-                showing = asyncio.ensure_future(_show(stage, live))
-                try:
-                    await play(plays, stage)
-                finally:
-                    showing.cancel()
+            async with progress(console, lambda: progress_line(stage)):
+                await play(plays, stage)
             elapsed_s = stage.elapsed_s
             await asyncio.sleep(_TELEMETRY_GRACE_S)
             watch.join(stage.records)
@@ -156,9 +151,3 @@ def progress_line(stage: Stage) -> str:
     hit = f"{100 * cached / prompt:.1f} %" if prompt else "-"
     agents = f"{stage.agents_started - len(stage.agents_ended_s)} agents playing, {len(stage.agents_ended_s)} ended"
     return f"{stage.elapsed_s:6.0f} s  {done} answered, {failed} failed, hit {hit}, {agents}"
-
-
-async def _show(stage: Stage, live: Live) -> None:
-    while True:
-        live.update(progress_line(stage), refresh=True)
-        await asyncio.sleep(_PROGRESS_EVERY_S)
