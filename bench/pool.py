@@ -133,6 +133,17 @@ async def measure(*, quick: bool) -> dict[str, Any]:
     return {key: round(value, 4) for key, value in figures.items()} | {"quick": quick}
 
 
+def summary(figures: dict[str, Any]) -> str:
+    """The result in one line."""
+    return (
+        f"16 MB in blocks of 1 MB: {figures['shm_gb_per_s']:.2f} GB/s from a peer's arena "
+        f"({figures['fetch_over_memcpy']:.2f} of memcpy), {figures['mooncake_gb_per_s']:.2f} GB/s over Mooncake TCP "
+        f"({figures['fetch_over_socket']:.2f} of a socket); look-up of 128 blocks {figures['lookup_128_us']:.0f} us; "
+        f"{figures['evictions_per_s']:,.0f} evictions a second; load {figures['load_average']:.1f} on "
+        f"{figures['cores']:.0f} cores"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.pool", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer rounds, under 50 s")
@@ -141,11 +152,12 @@ def main() -> None:
     figures = asyncio.run(measure(quick=arguments.quick))
     for key, value in figures.items():
         print(f"{key:24} {value}")
+    print(said := summary(figures))
     line = json.dumps(figures)
     if not arguments.quick:
         RESULTS.mkdir(exist_ok=True)
-        command = "python -m bench.pool"
-        (RESULTS / "pool.json").write_text(json.dumps({"command": command, **figures}, indent=1) + "\n")
+        entry = {"command": "python -m bench.pool", "summary": said, **figures}
+        (RESULTS / "pool.json").write_text(json.dumps(entry, indent=1) + "\n")
     if arguments.json is not None:
         arguments.json.write_text(line + "\n")
     print(line)

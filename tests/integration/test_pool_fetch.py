@@ -52,7 +52,7 @@ async def world(folder: Path, names: str, **fields: Any) -> AsyncIterator[World]
 
 async def settled(client: PoolClient, *, held: int, used: int) -> None:
     """Wait until so many blocks are held and used: releases to peers are not waited for."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while ((status := await client.status()).pinned_blocks, status.used_blocks) != (held, used):
             await asyncio.sleep(0.01)
 

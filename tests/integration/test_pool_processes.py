@@ -73,7 +73,7 @@ async def fill(client: PoolClient, chain: Sequence[bytes]) -> None:
         await client.write(chain[start : start + 50], parent=chain[start - 1] if start else b"")
 
 
-async def until(condition: Callable[[], Awaitable[bool]], within_s: float = 5.0) -> None:
+async def until(condition: Callable[[], Awaitable[bool]], within_s: float = 20.0) -> None:
     async with asyncio.timeout(within_s):
         while not await condition():
             await asyncio.sleep(0.01)
@@ -92,7 +92,7 @@ async def test_killing_a_client_frees_its_allocations_and_pins(tmp_path: Path, s
             status = await client.status()
             return (status.used_blocks, status.pinned_blocks) == (3, 0)
 
-        await until(only_what_was_committed_is_left, within_s=2.0)
+        await until(only_what_was_committed_is_left, within_s=5.0)
         assert node.metric("blocks", state="aside") == 0
         await client.close()
 
@@ -114,7 +114,7 @@ async def test_slots_of_a_client_that_lives_on_wait_for_its_end(tmp_path: Path, 
         async def slots_are_back() -> bool:
             return (await client.status()).used_blocks == 3
 
-        await until(slots_are_back, within_s=2.0)
+        await until(slots_are_back, within_s=5.0)
         await client.close()
 
 
@@ -202,7 +202,7 @@ async def test_a_peer_killed_in_the_middle_of_a_fetch(
         async def some_have_come() -> bool:
             return await here.locate(chain) > 0
 
-        await until(some_have_come, within_s=10.0)
+        await until(some_have_come)
         await peer.kill()
         async with asyncio.timeout(10):
             reply = await fetching
@@ -233,7 +233,7 @@ async def test_the_own_pool_killed_in_the_middle_of_a_fetch(
     async def some_have_come() -> bool:
         return await here.locate(chain) > 0
 
-    await until(some_have_come, within_s=10.0)
+    await until(some_have_come)
     await own.kill()
     with pytest.raises(PoolUnavailable):
         await fetching

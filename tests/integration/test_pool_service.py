@@ -39,6 +39,7 @@ from schemas.pool import (
 from schemas.subjects import Subjects
 from services.arena import ArenaError
 from services.bus import Bus, Delivery, MemoryBus, MemoryHub
+from services.kvpool import local_server
 from services.local_call import (
     ALLOCATE,
     DEVICE,
@@ -80,7 +81,7 @@ class Listener:
 
     async def held(self, tier: Tier, count: int) -> set[int]:
         """The keys of a tier once there are `count`; numbers have no gap."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             while len(keys := self._keys(tier)) != count:
                 self.came.clear()
                 await self.came.wait()
@@ -211,10 +212,10 @@ async def test_the_client_attaches_again_to_a_restarted_pool_and_reports_its_dev
     client = LocalClient(of.socket_path, attach(of), on_attached=report)
     task = asyncio.create_task(client.run())
     async with running(of, MemoryBus(hub)):
-        await client.wait_attached(5.0)
+        await client.wait_attached(20.0)
     listener = await listening(MemoryBus(hub), "a")
     async with running(of, MemoryBus(hub)):
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             await again.wait()
         assert await listener.held(Tier.L1, 4) == {short_key(digest) for digest in chain}
     task.cancel()
@@ -254,7 +255,7 @@ async def test_heartbeats_repeat_the_last_number(node: Node, hub: MemoryHub) -> 
     client = await connect(node.settings)
     await client.write(context("chain", 2))
     await listener.held(Tier.L2, 2)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while len([message for message in listener.messages if not message.changes]) < 2:
             listener.came.clear()
             await listener.came.wait()
@@ -274,14 +275,14 @@ async def test_a_snapshot_says_everything_as_of_one_number(node: Node, hub: Memo
     snapshot = None
     while cursor is not None:
         request = SnapshotRequest(cursor=cursor, snapshot=snapshot)
-        part = SNAPSHOT_PART.decode(await bus.request(SUBJECTS.kv_snapshot("a"), encode(request), 1.0))
+        part = SNAPSHOT_PART.decode(await bus.request(SUBJECTS.kv_snapshot("a"), encode(request), 10.0))
         assert part.seq == (await client.status()).last_kv_seq
         snapshot, cursor = part.snapshot, part.next_cursor
         for change in part.changes:
             keys |= set(keys_of(change.hashes).tolist())
     assert keys == {short_key(digest) for digest in [*chain, *other]}
     unknown = SnapshotRequest(cursor=3, snapshot="no such")
-    part = SNAPSHOT_PART.decode(await bus.request(SUBJECTS.kv_snapshot("a"), encode(unknown), 1.0))
+    part = SNAPSHOT_PART.decode(await bus.request(SUBJECTS.kv_snapshot("a"), encode(unknown), 10.0))
     assert part.snapshot not in ("no such", snapshot), "a snapshot that is no more begins anew"
     await client.close()
 
@@ -304,19 +305,19 @@ async def test_references_are_asked_for_at_the_start_and_after_a_gap(tmp_path: P
     async with running(of, MemoryBus(hub)) as node:
         client = await connect(of)
         await client.write(chain)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             await asked.get()
         change = ReferenceChange(referenced=True, hashes=pack_keys(chain))
         for number in (11, 13):
             message = KvReference(node="a", incarnation=5, seq=number, changes=[change])
             await bus.publish(SUBJECTS.kv_reference("a"), encode(message))
         seq = 13
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             await asked.get()
             while (await client.status()).referenced_blocks != 2:
                 await asyncio.sleep(0.01)
         await bus.publish(SUBJECTS.kv_reference("a"), b"junk")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             while not node.metric("rejected_messages_total", subject="kv.reference", reason="schema"):
                 await asyncio.sleep(0.01)
         await client.close()
@@ -329,18 +330,18 @@ async def test_peers_lease_locate_and_release_over_the_bus(node: Node, hub: Memo
     chain = context("chain", 3)
     await client.write(chain)
     packed = b"".join(chain)
-    located = await bus.request(SUBJECTS.pool("locate", "a"), encode(LocateRequest(digests=packed)), 1.0)
+    located = await bus.request(SUBJECTS.pool("locate", "a"), encode(LocateRequest(digests=packed)), 10.0)
     assert LOCATE_REPLY.decode(located).blocks == 3
     lease = LEASE_REPLY.decode(
-        await bus.request(SUBJECTS.pool("lease", "a"), encode(LeaseRequest(id="l", digests=packed)), 1.0)
+        await bus.request(SUBJECTS.pool("lease", "a"), encode(LeaseRequest(id="l", digests=packed)), 10.0)
     )
     assert len(lease.slots) == 3
     assert lease.arena == str(node.settings.arena_path)
     assert (await client.status()).pinned_blocks == 3
     for _ in range(2):
-        await bus.request(SUBJECTS.pool("release", "a"), encode(ReleaseRequest(id="l")), 1.0)
+        await bus.request(SUBJECTS.pool("release", "a"), encode(ReleaseRequest(id="l")), 10.0)
     assert (await client.status()).pinned_blocks == 0
-    broken = LEASE_REPLY.decode(await bus.request(SUBJECTS.pool("lease", "a"), b"\x01", 1.0))
+    broken = LEASE_REPLY.decode(await bus.request(SUBJECTS.pool("lease", "a"), b"\x01", 10.0))
     assert "LeaseRequest" in broken.error
     assert node.metric("rejected_messages_total", subject="pool.lease", reason="schema") == 1
     await client.close()
@@ -363,7 +364,7 @@ async def test_a_fetch_over_the_bus_pins_apart_from_the_engine_and_store_pins_no
         assert (await here.fetch("same", chain[:2])).blocks == 2
         fetched = FETCH_REPLY.decode(await bus.request(SUBJECTS.pool("fetch", "a"), encode(request), 5.0))
         assert (fetched.blocks, fetched.fetched) == (4, 0)
-        await bus.request(SUBJECTS.pool("release", "a"), encode(ReleaseRequest(id="same")), 1.0)
+        await bus.request(SUBJECTS.pool("release", "a"), encode(ReleaseRequest(id="same")), 10.0)
         assert (await here.status()).pinned_blocks == 2
         await here.release("same")
         assert (await here.status()).pinned_blocks == 0
@@ -420,11 +421,12 @@ async def test_what_a_pool_leaves_behind(tmp_path: Path, hub: MemoryHub) -> None
     assert not of.socket_path.exists()
 
 
-async def test_a_client_that_never_reads_is_cut_off(node: Node) -> None:
+async def test_a_client_that_never_reads_is_cut_off(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_server, "UNREAD_BYTES", 64 << 10)
     _, writer = await asyncio.open_unix_connection(node.settings.socket_path, limit=1)
     writer.write(frame(LocalCall(call=1, verb="attach", body=encode(attach(node.settings, "storage")))))
     call = LocalCall(call=2, verb="locate", body=encode(LocateRequest(digests=content(b"12345678", 32).tobytes())))
-    flood = frame(call) * 20_000
+    flood = frame(call) * 2_000
 
     async def ask_for_ever() -> None:
         while True:

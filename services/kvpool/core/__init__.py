@@ -1,0 +1,1 @@
+"""The pool's decisions, pure: messages and time in, answers and effects out."""

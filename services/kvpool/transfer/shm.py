@@ -1,6 +1,7 @@
 """Peers on the same host: map their arena and copy. No lease can be older than its arena's incarnation."""
 
 import asyncio
+import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,7 +19,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 INLINE_BYTES = 256 << 10
 """Up to this size a copy is quicker than the way to a thread and back."""
 CHUNK_BYTES = 256 << 10
-THREADS = 2
+THREADS = min(4, os.cpu_count() or 1)
 
 
 def host_id() -> str:
