@@ -68,7 +68,7 @@ async def scraped(build: Callable[[App[Any]], Any], settings: Any) -> list[Entry
 
 
 async def _all(folder: Path) -> dict[str, list[Entry]]:
-    quiet = {"log_level": "error"}
+    quiet: dict[str, Any] = {"log_level": "error"}
     return {
         "router": await scraped(RouterService, RouterSettings(**quiet)),
         "directory": await scraped(DirectoryService, DirectorySettings(state_dir=str(folder / "state"), **quiet)),
