@@ -46,9 +46,7 @@ def entries(registry: CollectorRegistry) -> Iterator[Entry]:
     """All metrics of a registry, also those with labels that have no series yet."""
     for collector in list(registry._collector_to_names):
         for family in collector.collect():
-            labels = getattr(collector, "_labelnames", None)
-            if labels is None:
-                labels = getattr(family, "_labelnames", ())
+            labels: Any = getattr(collector if hasattr(collector, "_labelnames") else family, "_labelnames", ())
             name = f"{family.name}_total" if family.type == "counter" else family.name
             yield Entry(name, family.type, tuple(labels))
 
