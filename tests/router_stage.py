@@ -78,6 +78,7 @@ class Stage:
     async def start(self, **settings: Any) -> None:
         """Start the router and an HTTP client for it."""
         keys = {"http_port": 0, "tokenizer": "byte", "log_level": "warning", "debug_checks": True, "drain_s": 2.0}
+        keys |= {"node_timeout_s": 10.0}
         apps: list[App[RouterSettings]] = []
 
         def build(app: App[RouterSettings]) -> RouterService:

@@ -54,7 +54,7 @@ async def command(s: Stage, node: str, phase: Phase, epoch: int) -> None:
 
 async def test_node_killed_before_the_first_token_is_not_noticed(memory: Connect) -> None:
     expected = await right_answer(6)
-    async with stage(memory, node_timeout_s=1.0) as s:
+    async with stage(memory, node_timeout_s=2.5) as s:
         gate = Gate(1)
         await s.engine("p1", sleep=gate.sleep, phase=Phase.PREFILL)
         await s.engine("d1", phase=Phase.DECODE)
@@ -70,7 +70,7 @@ async def test_node_killed_before_the_first_token_is_not_noticed(memory: Connect
 
 async def test_node_killed_in_the_middle_of_a_stream_resumes_elsewhere(memory: Connect) -> None:
     expected = await right_answer(60)
-    async with stage(memory, node_timeout_s=1.0) as s:
+    async with stage(memory, node_timeout_s=2.5) as s:
         await s.engine("p1", phase=Phase.PREFILL)
         await s.engine("d1", sleep=slowly(0.02), phase=Phase.DECODE)
         calling = asyncio.ensure_future(s.post("/v1/completions", body(60)))
@@ -85,7 +85,7 @@ async def test_node_killed_in_the_middle_of_a_stream_resumes_elsewhere(memory: C
 
 
 async def test_last_node_killed_ends_the_stream_with_an_error(memory: Connect) -> None:
-    async with stage(memory, node_timeout_s=0.5) as s:
+    async with stage(memory, node_timeout_s=2.5) as s:
         await s.engine("n1", sleep=slowly(0.02))
         calling = asyncio.ensure_future(s.post("/v1/completions", body(1000)))
         await until(lambda: any(len(r.answer) > 3 for r in s.router.core.requests.values()))
