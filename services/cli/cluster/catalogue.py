@@ -44,6 +44,7 @@ class Places:
 
     `keys` None: no key, or one that the environment names. `ports`: HTTP port of the first of each kind, the next one
     for the second; any free one where there is none. `transport` is how pools reach one another.
+    `match_timeout_s`: how long the router waits for the directory (None: its default, made for cores of its own).
     `sockets`, `arenas`, `state` are directories; `prefix` starts the name of every arena.
     """
 
@@ -58,6 +59,7 @@ class Places:
     transport: str = "shm"
     ports_dir: str = ""
     partition: str = DEFAULT_PARTITION
+    match_timeout_s: float | None = None
 
     def arena(self, node: str) -> Path:
         return self.arenas / f"{self.prefix}{node}.arena"
@@ -205,4 +207,5 @@ def _engine(places: Places, plan: NodePlan, index: int, node: str) -> ServiceSpe
 
 
 def _router(places: Places) -> ServiceSpec:
-    return _spec(places, Kind.ROUTER, ROUTER_NAME, {})
+    waits = {} if places.match_timeout_s is None else {"match_timeout_s": places.match_timeout_s}
+    return _spec(places, Kind.ROUTER, ROUTER_NAME, waits)

@@ -26,6 +26,8 @@ from services.engine.sglang import leftovers
 
 READY_S = {"timed": 60.0, "sglang": 900.0}
 DRAIN_S = 30.0
+MATCH_TIMEOUT_S = 0.5
+"""Engines of a local cluster take the very cores that the directory answers with."""
 _READY_POLL_S = 0.05
 
 
@@ -132,6 +134,7 @@ class LocalRun:
             state=self._directory.place("state"),
             ports={Kind.ROUTER: self._options.port},
             ports_dir=str(self._directory.place("ports")),
+            match_timeout_s=MATCH_TIMEOUT_S,
         )
 
     def _call(self, spec: ServiceSpec) -> Callable[[], int]:
