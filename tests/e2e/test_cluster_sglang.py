@@ -6,7 +6,7 @@ from services.cli.demo.reference import reference_of
 from tests.cluster import Cluster
 from tests.scenario import Story, cold_local_fork_compact, engine_killed, equal_to, peer_reuse, switch_under_load
 
-UP = ("--engine", "sglang", "--nodes", "3", "--set", "router.match_timeout_s=2", "--set", "router.node_timeout_s=10")
+UP = ("--engine", "sglang", "--nodes", "3", "--set", "router.node_timeout_s=10")
 
 
 @pytest.mark.e2e

@@ -6,7 +6,7 @@ from services.cli.demo.reference import reference_of
 from tests.cluster import Cluster
 from tests.scenario import Story, cold_local_fork_compact, engine_killed, equal_to, peer_reuse, switch_under_load
 
-UP = ("--engine", "timed", "--nodes", "3", "--set", "router.match_timeout_s=2")
+UP = ("--engine", "timed", "--nodes", "3")
 
 
 @pytest.mark.timeout(300)
