@@ -15,8 +15,9 @@ from services.engine.sglang.config import SglangSettings
 from services.engine.sglang.leftovers import sweep
 from services.engine.sglang.plain import PlainEngine
 from services.engine.sglang.process import EngineFailed
+from tests.e2e.sglang_needed import NEEDS_SGLANG
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [NEEDS_SGLANG, pytest.mark.e2e, pytest.mark.timeout(300)]
 SCRIPT = Path(__file__).with_name("sglang_service.py")
 
 

@@ -17,9 +17,10 @@ from schemas.block_key import short_key, tenant_salt
 from schemas.phase import Phase
 from schemas.serve import Finish, RequestState, Sampling
 from services.engine.sglang.plain import PlainAnswer, PlainEngine
+from tests.e2e.sglang_needed import NEEDS_SGLANG
 from tests.e2e.sglang_rig import SETTINGS, Node, digests, fetch, greedy, leftovers, pair, prompt, run, start_nodes
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [NEEDS_SGLANG, pytest.mark.e2e, pytest.mark.timeout(900), pytest.mark.asyncio(loop_scope="module")]
 
 SHORT, LONG, TAIL = prompt(1, 90), prompt(2, 600), prompt(3, 40)
 NEW = 24

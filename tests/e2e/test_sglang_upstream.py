@@ -11,8 +11,9 @@ import pytest
 
 from services.engine.sglang.config import PluginConfig, SglangSettings
 from services.engine.sglang.launch import environment
+from tests.e2e.sglang_needed import NEEDS_SGLANG
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [NEEDS_SGLANG, pytest.mark.e2e, pytest.mark.timeout(600)]
 SCRIPT = Path(__file__).with_name("sglang_upstream.py")
 
 
