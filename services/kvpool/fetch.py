@@ -217,7 +217,7 @@ class _Fetch:
         if sum(pull.node == node for pull in (*self._pulls, *pulls)) >= PULLS_PER_NODE:
             return False
         parent = self.digests[index - 1] if index else b""
-        pulls.append(Pull(node, [self.digests[index]], parent, index, self._deadline_s))
+        pulls.append(Pull(node, [self.digests[index]], parent, index, self._deadline_s, self._request.id))
         return True
 
     def _collect(self) -> None:

@@ -26,7 +26,8 @@ LEASE_MAX_S = 600.0
 class Pull:
     """A run of blocks to bring here from `node`: `digests` begin at index `first` of their context, after `parent`.
 
-    `over` says that its fetch need not wait any longer; slots may still be in the air then.
+    What comes is held under `pin` while that is open. `over` says that its fetch need not wait any longer; slots may
+    still be in the air then.
     """
 
     node: str
@@ -34,6 +35,7 @@ class Pull:
     parent: bytes
     first: int
     deadline_s: float
+    pin: str
     over: bool = False
     arrived: dict[bytes, tuple[int, int, int]] = field(default_factory=dict)
     """(slot, generation, bytes) of each block that came."""
@@ -206,6 +208,7 @@ class Puller:
             if outcome is not Outcome.UNSETTLED:
                 abandon.append((block.slot, generation[block.slot]))
         self._store.commit(CommitRequest(slots=arrived, abandon=abandon), owner)
+        self._store.pin(pull.pin, b"".join(pull.arrived))
         self._store.drop_owner(owner, ends=False)
         self._metrics.fetched_blocks.labels(pull.transport).inc(len(arrived))
         self._metrics.fetched_bytes.labels(pull.transport).inc(sum(entry[2] for entry in arrived))

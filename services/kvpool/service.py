@@ -85,7 +85,7 @@ class KvPool:
         core = PoolCore(
             settings.node, incarnation, settings.slots, pin_ttl_s=settings.pin_ttl_s, aside_s=settings.aside_s
         )
-        store = Store.adopt(core, arena, found, clock, debug_checks=settings.debug_checks)
+        store = await asyncio.to_thread(Store.adopt, core, arena, found, clock, debug_checks=settings.debug_checks)
         self._app.log.info(
             "arena_open",
             path=str(settings.arena_path),

@@ -271,6 +271,26 @@ async def test_a_full_pool_takes_what_it_has_room_for(tmp_path: Path) -> None:
         await settled(pools["a"], held=8, used=8)
 
 
+async def test_fetches_that_do_not_fit_together_share_the_room_and_end(tmp_path: Path) -> None:
+    async with world(tmp_path, "ab", capacity_blocks=12) as pools:
+        first, second = context("first", 6), context("second", 6)
+        small = await connect(pools["a"].settings, "storage")
+        await pools["b"].write(first)
+        await pools["b"].write(second)
+        busy = context("busy", 4)
+        await small.write(busy)
+        await small.fetch("busy", busy)
+        async with asyncio.timeout(20):
+            one, two = await asyncio.gather(
+                pools["a"].fetch("one", first, [("b", 0, 6)]), pools["a"].fetch("two", second, [("b", 0, 6)])
+            )
+        assert one.blocks + two.blocks == 8
+        await settled(pools["a"], held=12, used=12)
+        assert pools["a"].holds_right_bytes(first[: one.blocks])
+        assert pools["a"].holds_right_bytes(second[: two.blocks])
+        await small.close()
+
+
 async def test_damaged_bytes_at_the_source_are_never_taken_in(tmp_path: Path, transport: str) -> None:
     async with world(tmp_path, "ab", transport=transport) as pools:
         chain = context("chain", 4)
