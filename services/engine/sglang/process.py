@@ -197,3 +197,4 @@ class EngineProcess:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._scratch is not None:
             shutil.rmtree(self._scratch, ignore_errors=True)
+            await asyncio.to_thread(sweep, self._folder)
