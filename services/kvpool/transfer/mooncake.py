@@ -93,8 +93,13 @@ class MooncakeTransport:
         return job
 
     async def close(self) -> None:
-        if self._poller is not None:
-            await asyncio.to_thread(self._poller.close)
-        if self._engine is not None:
-            await asyncio.to_thread(self._engine.unregister_memory, self._arena.data_address)
-            self._engine = None
+        await asyncio.to_thread(self._end)
+
+    def _end(self) -> None:
+        """End poller and engine here and now: left to the garbage collector, the engine would stop the loop for long."""
+        poller, engine = self._poller, self._engine
+        self._poller = self._engine = None
+        if poller is not None:
+            poller.close()
+        if engine is not None:
+            engine.unregister_memory(self._arena.data_address)
