@@ -14,7 +14,7 @@ from services.kvpool.metrics import PoolMetrics
 from services.kvpool.pull import Pull, Puller
 from services.kvpool.store import Store
 
-SLICE_BLOCKS = 512
+SLICE_BLOCKS = 256
 """Blocks looked at before other work gets its turn."""
 PULL_BLOCKS = 64
 PULL_BYTES = 32 << 20
@@ -237,8 +237,8 @@ class _Fetch:
         """Keep the leading run pinned; what this fetch brought beyond a gap is given back."""
         whole = len(self.digests)
         blocks = 0 if self._cancelled else next((i for i, slot in enumerate(self._slots) if slot is None), whole)
-        kept = [slot for slot in self._slots[:blocks] if slot is not None]
-        if not self._cancelled:
+        if not self._cancelled and blocks < whole:
+            kept = [slot for slot in self._slots[:blocks] if slot is not None]
             self._store.core.keep_pinned(self._request.id, kept)
         fetched = [self._arrived[digest] for digest in self.digests[:blocks] if digest in self._arrived]
         for digest in reversed(self.digests[blocks:]):

@@ -96,7 +96,7 @@ class MooncakeTransport:
         await asyncio.to_thread(self._end)
 
     def _end(self) -> None:
-        """End poller and engine here and now: left to the garbage collector, the engine would stop the loop for long."""
+        """End poller and engine now: left to the garbage collector, the engine would stop the loop for long."""
         poller, engine = self._poller, self._engine
         self._poller = self._engine = None
         if poller is not None:
