@@ -3,12 +3,13 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import uvicorn
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
@@ -40,15 +41,18 @@ class HttpServer:
                 Route("/health", self._health),
                 Route("/ready", self._ready),
                 Route("/metrics", self._metrics),
-            ]
+            ],
+            exception_handlers={HTTPException: self._refused},
         )
+        self._complete = False
         self._server: _Server | None = None
         self._task: asyncio.Task[None] | None = None
         self._socket: socket.socket | None = None
 
     def add(self, routes: Sequence[BaseRoute]) -> None:
-        """Serve these too."""
+        """Serve these too; until then every path but our own is answered 503, not 404."""
         self._app.router.routes.extend(routes)
+        self._complete = True
 
     async def start(self) -> None:
         """Bind and listen; OSError when the port is taken."""
@@ -79,6 +83,16 @@ class HttpServer:
         if self._settings.ports_dir:
             (Path(self._settings.ports_dir) / f"{self._settings.name}.http").unlink(missing_ok=True)
 
+    async def _refused(self, request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        if not self._complete and error.status_code == 404:
+            message = f"{self._settings.name} is starting: {', '.join(self.not_ready())}"
+            return _error(503, message, "service_unavailable", "starting", {"retry-after": "1"})
+        where = f"{request.method[:20]} {request.url.path[:200]}"
+        if error.status_code == 404:
+            return _error(404, f"{where} is not served here", "not_found_error", "unknown_route")
+        return _error(error.status_code, f"{where}: {error.detail}", "invalid_request_error", None, error.headers)
+
     async def _health(self, request: Request) -> Response:
         return PlainTextResponse("ok\n")
 
@@ -88,3 +102,11 @@ class HttpServer:
 
     async def _metrics(self, request: Request) -> Response:
         return Response(generate_latest(self.registry), media_type=CONTENT_TYPE_LATEST)
+
+
+def _error(
+    status: int, message: str, kind: str, code: str | None, headers: Mapping[str, str] | None = None
+) -> Response:
+    """An error in the shape of the OpenAI API, which is the shape of all our errors."""
+    body = {"error": {"message": message, "type": kind, "param": None, "code": code}}
+    return JSONResponse(body, status_code=status, headers=headers)

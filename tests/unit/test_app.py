@@ -128,7 +128,8 @@ async def test_serves_health_readiness_metrics_and_its_own_routes(hub: MemoryHub
         _, metrics = await demo.get("/metrics")
         assert "ei_bus_connected_ratio 1.0" in metrics
         assert "process_resident_memory_bytes" in metrics
-        assert (await demo.get("/nowhere"))[0] == 404
+        status, missing = await demo.get("/nowhere")
+        assert (status, json.loads(missing)["error"]["code"]) == (404, "unknown_route")
 
 
 async def test_not_ready_names_every_reason(hub: MemoryHub) -> None:
@@ -225,6 +226,25 @@ async def test_a_stop_during_a_long_start_cuts_it_short(hub: MemoryHub) -> None:
     stop.set()
     await asyncio.wait_for(serving, 5)
     assert calls == ["stop"]
+    await bus.close()
+
+
+async def test_a_route_that_is_not_there_yet_is_unavailable_not_unknown(hub: MemoryHub) -> None:
+    begun: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    class Slow(Demo):
+        async def start(self) -> None:
+            begun.set_result(self.app.http_port)
+            await asyncio.sleep(600)
+
+    bus, stop = MemoryBus(hub), asyncio.Event()
+    serving = asyncio.ensure_future(serve(Slow, DemoSettings(), stop=stop, bus=bus))
+    url = f"http://127.0.0.1:{await begun}/hello"
+    async with aiohttp.ClientSession() as session, session.get(url) as answer:
+        error = (await answer.json())["error"]
+        assert (answer.status, answer.headers["retry-after"], error["code"]) == (503, "1", "starting")
+    stop.set()
+    await asyncio.wait_for(serving, 5)
     await bus.close()
 
 

@@ -42,6 +42,7 @@ def test_tenant_never_comes_from_the_call() -> None:
         ({"x-ei-branch-id": "a\nb"}, {}, "x-ei-branch-id"),
         ({"x-ei-branch-id": "b", "x-ei-branch-version": "1.5"}, {}, "x-ei-branch-version"),
         ({"x-ei-branch-id": "b", "x-ei-branch-version": str(1 << 31)}, {}, "x-ei-branch-version"),
+        ({"x-ei-branch-id": "b", "x-ei-branch-version": "9" * 5000}, {}, "x-ei-branch-version"),
         ({"x-ei-branch-id": "b", "x-ei-branch-parent": "b"}, {}, "x-ei-branch-parent"),
         ({}, {"branch": "b"}, "branch"),
         ({}, {"branch": {}}, "branch.id"),

@@ -1,5 +1,6 @@
 """`/v1/branches`: what is known of branches, and what a harness says about them."""
 
+import re
 import secrets
 from typing import Any
 
@@ -20,6 +21,7 @@ from services.router.intake import Intake
 SOURCE = "router"
 _PARENTED = (BranchEventType.FORK, BranchEventType.SUBAGENT)
 _LIMIT = 1000
+_WHOLE = re.compile(r"[0-9]{1,20}\Z")
 
 
 class BranchEventBody(msgspec.Struct):
@@ -41,7 +43,7 @@ class Branches:
         """`GET /v1/branches?limit=N`: newest first."""
         caller = self._intake.caller(request)
         text = request.query_params.get("limit", str(_LIMIT))
-        if not text.isascii() or not text.isdigit() or not 0 < int(text) <= 100_000:
+        if not _WHOLE.match(text) or not 0 < int(text) <= 100_000:
             raise ApiError(invalid(f"limit must be a whole number from 1 to 100000, got {text[:20]!r}", "limit"))
         found = await self._ask(caller.tenant, None, int(text))
         return JSONResponse({"branches": [msgspec.to_builtins(branch) for branch in found]})

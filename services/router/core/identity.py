@@ -8,6 +8,7 @@ from schemas.branch import BranchKind
 
 MAX_BRANCH_CHARACTERS: Final = 256
 _HEADER_PREFIX: Final = "x-ei-branch-"
+_VERSION_DIGITS: Final = 20
 _TRUE: Final = frozenset({"true", "1"})
 _FALSE: Final = frozenset({"false", "0", ""})
 _KINDS: Final = {kind.value: kind for kind in BranchKind}
@@ -59,7 +60,7 @@ def own_headers(headers: Mapping[str, str], body: Mapping[str, Any]) -> Claims |
         return None
     field = {name: headers.get(_HEADER_PREFIX + name) for name in ("id", "parent", "version", "kind", "end")}
     version: object = field["version"]
-    if isinstance(version, str) and version.isascii() and version.isdigit():
+    if isinstance(version, str) and version.isascii() and version.isdigit() and len(version) <= _VERSION_DIGITS:
         version = int(version)
     return Claims(_HEADER_PREFIX, field["id"], field["parent"], version, field["kind"], field["end"])
 
