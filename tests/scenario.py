@@ -55,7 +55,8 @@ async def equal_to(reference: Reference, story: Story) -> None:
     played = [Played(step, tuple(prompt), tuple(answer.output)) for step, prompt, answer in story.told]
     await reference.start()
     try:
-        assert await compare(played, reference, lambda done: None) == []
+        compared = await compare(played, reference, lambda done: None)
+        assert compared.differences == []
     finally:
         await reference.stop()
 
