@@ -100,7 +100,10 @@ class SwitchedNode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlannerReply(Message, frozen=True, kw_only=True):
-    """The planner's answer: `ok` False with `error` naming value and limit, else what was done and what it cost."""
+    """The planner's answer: `ok` False with `error` naming value and limit, else what was done and what it cost.
+
+    `open_orders`: orders it works on now.
+    """
 
     ok: bool
     error: str = ""
@@ -113,6 +116,7 @@ class PlannerReply(Message, frozen=True, kw_only=True):
     moved: Count = 0
     lost_tokens: Count = 0
     failed: Count = 0
+    open_orders: Count = 0
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):

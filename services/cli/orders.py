@@ -1,6 +1,5 @@
 """`ei split`, `ei phase`, `ei pin`, `ei unpin`, `ei planner`: orders to the planner, and what they cost."""
 
-import asyncio
 from collections.abc import Callable
 
 from schemas.codec import RejectedMessage, encode
@@ -8,11 +7,11 @@ from schemas.phase import PHASE_STATE, PLANNER_REPLY, PlannerQuery, PlannerReply
 from schemas.subjects import Subjects
 from services.bus import BusError, Delivery, NatsBus, NoResponders
 from services.cli.connection import CommandError, Target
+from services.planner_order import OrderLost, order_switch
 
 ANSWER_S = 3600.0
 """A switch lasts as long as the longest request of the old phase; the planner ends the wait by its own limit."""
 _ASK_S = 5.0
-_ALIVE_EVERY_S = 1.0
 _NO_PLANNER = "no planner answers; the split stays as it is (is the cluster up? see `ei status`)"
 
 
@@ -40,32 +39,20 @@ async def order(target: Target, verb: str, query: PlannerQuery, say: Callable[[s
 
     async with target.bus() as bus:
         await bus.subscribe(subjects.phase_state(Subjects.ANY), report)
-        asking = asyncio.ensure_future(ask(bus, subjects, verb, query, ANSWER_S))
-        watching = asyncio.ensure_future(_planner_lives(bus, subjects))
-        await asyncio.wait({asking, watching}, return_when=asyncio.FIRST_COMPLETED)
-        if not asking.done():
-            asking.cancel()
-            raise CommandError("the planner is gone; nodes carry out the commands it stored (see `ei status`)")
-        watching.cancel()
-        return _checked(asking.result())
+        try:
+            return _checked(await order_switch(bus, subjects, verb, query, ANSWER_S))
+        except NoResponders as error:
+            raise CommandError(_NO_PLANNER) from error
+        except OrderLost as error:
+            raise CommandError(str(error)) from error
+        except (BusError, RejectedMessage) as error:
+            raise CommandError(f"the planner did not answer: {error}") from error
 
 
 async def tell(target: Target, verb: str, query: PlannerQuery) -> PlannerReply:
     """An order that is done at once: pin, mode, status."""
     async with target.bus() as bus:
         return _checked(await ask(bus, Subjects(target.partition), verb, query, _ASK_S))
-
-
-async def _planner_lives(bus: NatsBus, subjects: Subjects) -> None:
-    """Returns when no planner answers any more."""
-    while True:
-        await asyncio.sleep(_ALIVE_EVERY_S)
-        try:
-            await bus.request(subjects.query_planner("status"), encode(PlannerQuery()), _ASK_S)
-        except NoResponders:
-            return
-        except BusError:
-            continue
 
 
 def _checked(reply: PlannerReply) -> PlannerReply:

@@ -17,6 +17,8 @@ from services.planner.core.switches import Switch
 from services.planner.metrics import PlannerMetrics
 from services.planner.settings import PlannerServiceSettings
 
+MAX_REASON_CHARACTERS = 1000
+
 
 class Orders:
     """Carries orders out and answers when their switch is over. `own`: ids of the decisions made here."""
@@ -64,6 +66,7 @@ class Orders:
         async def respond(delivery: Delivery) -> bytes:
             try:
                 query = PLANNER_QUERY.decode(delivery.data)
+                _check_reason(query.reason)
                 reply = await answer(query)
             except (RejectedMessage, Refused, ValueError) as error:
                 self._metrics.refused.labels(verb).inc()
@@ -159,6 +162,7 @@ class Orders:
             mode=self._core.mode,
             pinned=sorted(self._core.pinned),
             decision_id=decision_id,
+            open_orders=len(self._waiting),
         )
         if switch is None:
             return reply
@@ -173,6 +177,12 @@ class Orders:
             lost_tokens=switch.lost_tokens,
             failed=switch.failed,
         )
+
+
+def _check_reason(reason: str) -> None:
+    """A reason is stored with the decision and shown to whoever asks."""
+    if len(reason) > MAX_REASON_CHARACTERS:
+        raise Refused(f"reason has {len(reason)} characters, the limit is {MAX_REASON_CHARACTERS}")
 
 
 def _new_id() -> str:

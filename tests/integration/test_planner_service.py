@@ -130,6 +130,13 @@ async def test_a_split_order_is_answered_when_its_switch_is_over(connect: Connec
         assert (again.ok, again.nodes) == (True, [])
 
 
+async def test_an_endless_reason_is_refused(connect: Connect) -> None:
+    bus = await connect()
+    async with planner(await connect()):
+        reply = await ask(bus, "split", PlannerQuery(split="1P2D", reason="x" * 1001))
+        assert (reply.ok, reply.error) == (False, "reason has 1001 characters, the limit is 1000")
+
+
 async def test_what_was_lost_during_the_switch_is_in_the_reply(connect: Connect) -> None:
     bus = await connect()
     async with planner(await connect()):
@@ -139,6 +146,7 @@ async def test_what_was_lost_during_the_switch_is_in_the_reply(connect: Connect)
         await nodes_known(bus, "2P1D")
         order = asyncio.create_task(ask(bus, "phase", PlannerQuery(node="node-1", phase=Phase.DECODE)))
         await asyncio.wait_for(nodes[1].obeyed.wait(), 5)
+        assert (await ask(bus, "status")).open_orders == 1
         for outcome in ("ok", "error"):
             record = RequestTelemetry(
                 id=outcome,

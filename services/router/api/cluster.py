@@ -6,9 +6,10 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from schemas.codec import RejectedMessage, encode
-from schemas.phase import PLANNER_REPLY, Phase, PlannerQuery, Split
+from schemas.codec import RejectedMessage
+from schemas.phase import Phase, PlannerQuery, Split
 from services.bus import BusError
+from services.planner_order import OrderLost, order_switch
 from services.router.api.body import convert
 from services.router.api.errors import ApiError
 from services.router.core.failure import Failure, invalid, unavailable
@@ -63,10 +64,9 @@ class Cluster:
         except ValueError as error:
             raise ApiError(invalid(str(error), "split")) from error
         query = PlannerQuery(split=body.split, reason=body.reason)
-        subject = self._intake.subjects.query_planner("split")
         try:
-            reply = PLANNER_REPLY.decode(await self._intake.bus.request(subject, encode(query), _SWITCH_S))
-        except (BusError, RejectedMessage) as error:
+            reply = await order_switch(self._intake.bus, self._intake.subjects, "split", query, _SWITCH_S)
+        except (BusError, RejectedMessage, OrderLost) as error:
             raise ApiError(unavailable(f"the planner does not answer: {error}", "planner_unavailable")) from error
         if not reply.ok:
             raise ApiError(Failure(409, "conflict_error", reply.error, "split", "split_refused"))
