@@ -120,8 +120,13 @@ async def test_case_45_a_slow_directory_drops_and_is_repaired(connect: Connect) 
             KvLocation(node="p1", incarnation=1, seq=seq, changes=[pool.chains[seq - 1]]) for seq in range(2, 101)
         ]
         await asyncio.gather(*(bus.publish(SUBJECTS.kv_location("p1"), encode(message)) for message in messages))
-        await pool.say([])
-        await matches(bus, long, 100)
+
+        async def beat_until_repaired() -> bool:
+            await pool.say([])
+            await asyncio.sleep(0.1)
+            return (await match(bus, long)).blocks == 100
+
+        await eventually(beat_until_repaired)
         assert metric(app, "dropped_locations_total") > 0
         assert pool.snapshots == before + 1
 
