@@ -229,6 +229,8 @@ def replay(
         block_size=block_size,
         seed=seed,
     )
+    if json_file is not None and not json_file.parent.is_dir():
+        raise typer.BadParameter(f"{json_file.parent} is not a folder", param_hint="--json")
     report = _run(play(find_target(port, url, nats), options, Console()))
     if json_file is not None:
         json_file.write_bytes(msgspec.json.format(msgspec.json.encode(report, enc_hook=str)))

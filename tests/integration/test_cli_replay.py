@@ -255,6 +255,19 @@ async def test_what_depends_on_a_failed_request_is_not_played_and_its_branch_is_
     assert [branch.split(".")[-1] for branch in one.deleted] == ["agent0/0"]
 
 
+async def test_a_replay_cut_short_ends_without_an_error_of_its_own(
+    server: tuple[Server, str], nats_url: str, tmp_path: Path
+) -> None:
+    one, url = server
+    playing = asyncio.ensure_future(run(url, nats_url, write(tmp_path / "t.jsonl.gz", AGENT)))
+    async with asyncio.timeout(10):
+        while not one.requests:
+            await asyncio.sleep(0.001)
+    playing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await playing
+
+
 async def test_the_cluster_s_telemetry_is_joined(server: tuple[Server, str], nats_url: str, tmp_path: Path) -> None:
     _, url = server
     subjects = Subjects()

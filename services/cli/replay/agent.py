@@ -92,7 +92,10 @@ class AgentRun:
         self._stage.agents_ended_s.append(self._stage.elapsed_s)
 
     async def _request(self, row: Row) -> None:
-        """Play one row; its future tells when it was answered, None when there is nothing to continue from."""
+        """Play one row; its future tells when it was answered, None when there is nothing to continue from.
+
+        A replay that is cut short has cancelled the future through a row that waits for it.
+        """
         answered_at: float | None = None
         try:
             start_at = await self._start_at(row)
@@ -101,7 +104,9 @@ class AgentRun:
                 if not self._stage.over:
                     answered_at = await self._send(row)
         finally:
-            self._ended[row.request_id].set_result(answered_at)
+            ended = self._ended[row.request_id]
+            if not ended.done():
+                ended.set_result(answered_at)
 
     async def _start_at(self, row: Row) -> float | None:
         start_at = time.monotonic()
