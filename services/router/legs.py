@@ -44,6 +44,8 @@ class LegSender:
                 raise
             except PayloadTooLarge as error:
                 return ServeReply(accepted=False, epoch=0, reason="context", text=str(error))
+            except NoResponders as error:
+                return ServeReply(accepted=False, epoch=0, reason="gone", text=str(error))
             except (BusError, RejectedMessage):
                 return None
         return None

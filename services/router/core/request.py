@@ -138,7 +138,7 @@ class Request:
 
     def unredirected(self, now: float) -> list[Effect]:
         """No other decode node: a new attempt as a whole."""
-        return self._again(None, "no other decode node", now)
+        return self._again(None, "no other decode node", now, counts=False)
 
     def answered(self, phase: Phase, node: str, attempt: int, reply: ServeReply | None, now: float) -> list[Effect]:
         """The node's answer to a leg sent, None when it kept silent (and sent no news of the leg either)."""
@@ -325,7 +325,7 @@ class Request:
             text = f"{self.attempt} attempts failed, the last because {why}"
             return self._fail(unavailable(text, "attempts_exhausted"), now)
         effects = self._cancel_legs()
-        repeated = node in self.avoided
+        repeated = node is None or node in self.avoided
         if node is not None:
             self.avoided.add(node)
         self._restart()
