@@ -104,7 +104,8 @@ class Stage:
 
     def _usable(self, node: str) -> bool:
         found = self.router.core.nodes.get(node)
-        return found is not None and any(found.serves(phase) for phase in (Phase.PREFILL, Phase.DECODE))
+        served = found is not None and any(found.serves(phase) for phase in (Phase.PREFILL, Phase.DECODE))
+        return served and self.router.tokenizer is not None
 
     async def post(self, path: str, body: Any, **headers: str) -> Reply:
         """One call, read to its end; `body` as it stands if it is bytes."""
