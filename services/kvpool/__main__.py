@@ -1,6 +1,5 @@
 """`ei-kvpool`: the KV pool of one node."""
 
-import os
 import sys
 
 from services.app import command
@@ -9,14 +8,8 @@ from services.kvpool.settings import KvPoolSettings
 
 
 def main() -> int:
-    """Run the pool as this process; returns its exit code."""
-    code = command(KvPoolSettings, KvPool)
-    if "mooncake.engine" in sys.modules:
-        # Everything is closed; the transfer engine's library now and then crashes in the interpreter's own end.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-    return code
+    """Run the service until it is stopped."""
+    return command(KvPoolSettings, KvPool)
 
 
 if __name__ == "__main__":
