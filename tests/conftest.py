@@ -79,8 +79,10 @@ def pytest_sessionfinish(exitstatus: int) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_unconfigure() -> None:
-    """Leave without the interpreter's own end: a native library that the whole suite loads crashes in it now and then,
-    after every result has been printed, and would turn a green run into exit code 139."""
+    """Leave without the interpreter's own end, after every result has been printed.
+
+    There this process crashes after a whole suite (exit code 139). The cause is not known; to look for it, remove this.
+    """
     if _EXIT:
         sys.stdout.flush()
         sys.stderr.flush()
