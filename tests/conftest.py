@@ -1,8 +1,6 @@
 """Fixtures for every test: real brokers, and buses on them or in memory."""
 
 import asyncio
-import os
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -69,21 +67,3 @@ async def bus(connect: Connect) -> Bus:
     return await connect()
 
 
-_EXIT: list[int] = []
-
-
-def pytest_sessionfinish(exitstatus: int) -> None:
-    """Remember how the run ended, for `pytest_unconfigure`."""
-    _EXIT.append(int(exitstatus))
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_unconfigure() -> None:
-    """Leave without the interpreter's own end, after every result has been printed.
-
-    There this process crashes after a whole suite (exit code 139). The cause is not known; to look for it, remove this.
-    """
-    if _EXIT:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(_EXIT[-1])
