@@ -65,5 +65,3 @@ async def connect(request: pytest.FixtureRequest, nats_connect: Connect) -> Asyn
 async def bus(connect: Connect) -> Bus:
     """One bus, in memory and real."""
     return await connect()
-
-
