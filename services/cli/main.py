@@ -61,6 +61,9 @@ def up(
     model: Annotated[
         Path | None, typer.Option(help="Folder of a Hugging Face model; default: the bundled one.")
     ] = None,
+    script: Annotated[
+        Path | None, typer.Option(help="Replies the timed engine plays: [[reply]] tables of pattern, text and calls.")
+    ] = None,
     nats: Nats = None,
     port: Annotated[int, typer.Option(help="HTTP port of the router.")] = 8000,
     split: Annotated[str | None, typer.Option(help="Initial split, such as 2P1D.")] = None,
@@ -78,6 +81,7 @@ def up(
                 nodes=nodes,
                 engine=engine.value,
                 model=model,
+                script=script,
                 nats=nats,
                 port=port,
                 split=split,

@@ -74,7 +74,10 @@ class Places:
 
 @dataclass(frozen=True, kw_only=True)
 class NodePlan:
-    """What runs on every node. `engine` is sglang or timed; `model` a folder; `l2_tokens` the node's host memory."""
+    """What runs on every node. `engine` is sglang or timed; `model` a folder; `l2_tokens` the node's host memory.
+
+    `timed`: what the timed engine is told beside that.
+    """
 
     engine: str
     model: str
@@ -83,6 +86,7 @@ class NodePlan:
     block_bytes: int
     l2_tokens: int
     phases: dict[str, Phase]
+    timed: dict[str, Any] = field(default_factory=dict)
 
     @property
     def names(self) -> list[str]:
@@ -91,7 +95,9 @@ class NodePlan:
     def engine_table(self) -> dict[str, Any]:
         """The engine's own settings: what the pool is told about blocks must be what the engine makes."""
         table: dict[str, Any] = {"model": self.model_name, "block_size": self.block_size}
-        return table | ({"model_path": self.model} if self.engine == "sglang" else {"block_bytes": self.block_bytes})
+        if self.engine == "sglang":
+            return table | {"model_path": self.model}
+        return table | {"block_bytes": self.block_bytes} | self.timed
 
     @property
     def arena_bytes(self) -> int:

@@ -1,7 +1,7 @@
 """How much memory the nodes of a local cluster get, and what a block of their model takes."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -10,11 +10,14 @@ from schemas.phase import Phase, Split
 from services.cli.cluster.catalogue import NodePlan, default_split, phases_of
 from services.engine.sglang.config import SglangSettings
 from services.engine.sglang.model import ModelMissing, prepare
+from services.engine.timed.script import load_script
 from services.engine.timed.settings import TimedSettings
 
 FLOAT32_BYTES = 4
 L2_TOKENS = {"timed": 65_536, "sglang": 8_192}
 """Tokens of host memory per node: 16 MB for a timed node, 380 MB for SmolLM2 in float32."""
+SCRIPT_CONTEXT, SCRIPT_BLOCK_BYTES = 262_144, 256
+"""A node that plays a script: tokens of one context (bytes, without a tokenizer), and its blocks, kept small."""
 
 
 class SizeError(Exception):
@@ -60,20 +63,13 @@ def initial_phases(nodes: int, split: str | None) -> dict[str, Phase]:
     return phases_of(wanted)
 
 
-def plan_nodes(nodes: int, engine: str, model: Path | None, split: str | None) -> NodePlan:
-    """What every node of a local cluster runs. SizeError when the model or the split cannot be used."""
+def plan_nodes(nodes: int, engine: str, model: Path | None, split: str | None, script: Path | None = None) -> NodePlan:
+    """What every node of a local cluster runs. SizeError when the model, the split or the script cannot be used."""
     phases = initial_phases(nodes, split)
     if engine == "timed":
-        timed = TimedSettings()
-        return NodePlan(
-            engine=engine,
-            model="" if model is None else str(model.resolve()),
-            model_name=timed.model,
-            block_size=timed.block_size,
-            block_bytes=timed.block_bytes,
-            l2_tokens=L2_TOKENS[engine],
-            phases=phases,
-        )
+        return _timed(model, phases, script)
+    if script is not None:
+        raise SizeError(f"--script {script} is played by the timed engine only: --engine timed")
     defaults = SglangSettings()
     try:
         folder = model.resolve() if model is not None else prepare()
@@ -87,4 +83,28 @@ def plan_nodes(nodes: int, engine: str, model: Path | None, split: str | None) -
         block_bytes=kv_token_bytes(folder) * defaults.block_size,
         l2_tokens=L2_TOKENS[engine],
         phases=phases,
+    )
+
+
+def _timed(model: Path | None, phases: dict[str, Phase], script: Path | None) -> NodePlan:
+    """Nodes without a model; `model` lends its tokenizer. Who plays a script serves real programs: long contexts."""
+    timed = TimedSettings()
+    told: dict[str, Any] = {"tokenizer": str(model.resolve())} if model is not None else {}
+    l2_tokens, block_bytes = L2_TOKENS["timed"], timed.block_bytes
+    if script is not None:
+        told |= {"script": str(script.resolve()), "max_context_tokens": SCRIPT_CONTEXT, "l1_tokens": 4 * SCRIPT_CONTEXT}
+        l2_tokens, block_bytes = 4 * SCRIPT_CONTEXT, SCRIPT_BLOCK_BYTES
+    try:
+        load_script(TimedSettings(**told))
+    except ValueError as error:
+        raise SizeError(str(error)) from error
+    return NodePlan(
+        engine="timed",
+        model="" if model is None else str(model.resolve()),
+        model_name=timed.model,
+        block_size=timed.block_size,
+        block_bytes=block_bytes,
+        l2_tokens=l2_tokens,
+        phases=phases,
+        timed=told,
     )

@@ -37,6 +37,7 @@ class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
     nodes: int = 3
     engine: str = "sglang"
     model: Path | None = None
+    script: Path | None = None
     nats: str | None = None
     port: int = 8000
     split: str | None = None
@@ -73,7 +74,7 @@ class LocalRun:
     def __init__(self, options: UpOptions, directory: RunDirectory) -> None:
         self._options, self._directory = options, directory
         self._begun = time.monotonic() - own_age_s()
-        self._plan = plan_nodes(options.nodes, options.engine, options.model, options.split)
+        self._plan = plan_nodes(options.nodes, options.engine, options.model, options.split, options.script)
         self._logs = options.logs or directory.place("logs")
         self._logs.mkdir(parents=True, exist_ok=True)
         self._supervisor = Supervisor(say, self._publish)

@@ -15,6 +15,7 @@ from services.engine.timed.device import DeviceCache
 from services.engine.timed.loop import TimedLoop
 from services.engine.timed.pace import Pace, Sleep
 from services.engine.timed.sampler import Sampler
+from services.engine.timed.script import load_script
 from services.engine.timed.settings import TimedSettings
 from services.engine.timed.state import Memory, TimedLeg
 from services.engine.timed.store import BlockStore, WrongBlock
@@ -46,6 +47,7 @@ class TimedBackend:
             max_context_tokens=settings.max_context_tokens,
             max_running=settings.max_running,
             batch_tokens=settings.batch_tokens,
+            tokenizer=settings.tokenizer,
             shared_pair=True,
         )
         self.wrong_blocks = 0
@@ -53,6 +55,7 @@ class TimedBackend:
         self.memory = Memory(settings, DeviceCache(settings.device_tokens // settings.block_size))
         self.legs: dict[LegKey, TimedLeg] = {}
         self._settings, self._store, self._sleep = settings, store, sleep
+        self._script = load_script(settings)
         self._preset = PRESETS[settings.preset]
         self._sampler = Sampler(settings)
         self._writer = Writer(store, self._written)
@@ -82,6 +85,8 @@ class TimedBackend:
         """Take the leg's memory now; a prefill leg starts to load its prefix at once."""
         settings = self._settings
         timed = TimedLeg(leg, Context(leg, settings.block_size, settings.key_version), self.memory.open(leg))
+        if self._script is not None:
+            timed.reply = self._script.reply(leg)
         self.legs[leg.key] = timed
         if leg.key.phase is Phase.PREFILL:
             timed.loading = True

@@ -17,7 +17,9 @@ class TimedSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     `preset` names the times (services.engine.core.timing.PRESETS); they are divided by `speed`. `l1_tokens` None takes
     the preset's. Answers are token ids from `lowest_token` to `highest_token`, printable ones by default; each token is
-    `eos_token` with probability `eos_probability` instead, which ends the answer.
+    `eos_token` with probability `eos_probability` instead, which ends the answer. `script`: a file of replies played
+    instead where one matches (services.engine.timed.script). `tokenizer`: folder with the tokenizer.json to use, named
+    to the router too; empty: one token per byte.
     """
 
     preset: str = "laptop"
@@ -34,6 +36,8 @@ class TimedSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     highest_token: int = 126
     eos_probability: Share = 0.0
     eos_token: int = 0
+    script: str = ""
+    tokenizer: str = ""
 
     def __post_init__(self) -> None:
         if self.preset not in PRESETS:

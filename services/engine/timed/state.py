@@ -30,7 +30,7 @@ class TimedLeg:
 
     `loading`: its prefix is being read. `batched`: the iteration that runs now contains it. `moving`: its KV is on the
     way between two devices, so its memory must stay as it is. `writes`: runs of blocks on their way to host memory.
-    `ending`: how it ends when it may.
+    `reply`: the tokens a script answers with, None without one. `ending`: how it ends when it may.
     """
 
     leg: Leg
@@ -47,6 +47,7 @@ class TimedLeg:
     written_blocks: int = 0
     cached_tokens: int = 0
     restored_tokens: int = 0
+    reply: list[int] | None = None
     ending: tuple[Finish, str] | None = None
 
     @property
