@@ -1,7 +1,9 @@
-"""Fixtures for every test: real brokers, and buses on them or in memory."""
+"""Fixtures for every test: real brokers, and buses on them or in memory; and what a test that hung was waiting for."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+import gc
+import io
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,20 @@ from services.broker import Broker
 from services.bus import Bus, MemoryBus, MemoryHub, NatsBus
 
 Connect = Callable[..., Awaitable[Bus]]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    call: pytest.CallInfo[None],
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A test that ran into its time limit reports where each asyncio task stood."""
+    report = yield
+    if call.excinfo is not None and "from pytest-timeout" in str(call.excinfo.value):
+        stacks = io.StringIO()
+        for task in (found for found in gc.get_objects() if isinstance(found, asyncio.Task) and not found.done()):
+            task.print_stack(file=stacks)
+        report.sections.append(("asyncio tasks", stacks.getvalue()))
+    return report
 
 
 @pytest.fixture

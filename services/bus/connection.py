@@ -99,7 +99,8 @@ class Connection:
         if self.restored.is_set():
             return
         try:
-            await asyncio.wait_for(self.restored.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self.restored.wait()
         except TimeoutError:
             raise BusUnavailable(f"the broker has been away for {timeout_s:g} s") from None
 

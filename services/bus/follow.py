@@ -177,7 +177,8 @@ class Follower:
         while True:
             if self._messages.empty():
                 try:
-                    message = await asyncio.wait_for(self._messages.get(), 2.5 * _HEARTBEAT_S)
+                    async with asyncio.timeout(2.5 * _HEARTBEAT_S):
+                        message = await self._messages.get()
                 except TimeoutError:
                     raise _Interrupted("no heartbeat") from None
             else:

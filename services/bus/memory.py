@@ -71,7 +71,8 @@ class MemoryBus:
         if not self._hub.connected:
             limit = min(timeout_s, UNAVAILABLE_AFTER_S)
             try:
-                await asyncio.wait_for(self._hub.restored.wait(), limit)
+                async with asyncio.timeout(limit):
+                    await self._hub.restored.wait()
             except TimeoutError:
                 raise BusUnavailable(f"the broker has been away for {limit:g} s") from None
 
@@ -85,7 +86,8 @@ class MemoryBus:
         try:
             if not self._send(Delivery(subject, data, reply=reply)):
                 raise NoResponders(subject)
-            answer = await asyncio.wait_for(future, timeout_s)
+            async with asyncio.timeout(timeout_s):
+                answer = await future
         except TimeoutError:
             raise BusTimeout(subject, timeout_s) from None
         finally:

@@ -116,7 +116,8 @@ class NatsBus:
         reply, future = connection.inbox.ask(subject)
         try:
             await connection.publish(subject, data, reply, headers)
-            answer: Msg = await asyncio.wait_for(future, deadline - asyncio.get_running_loop().time())
+            async with asyncio.timeout_at(deadline):
+                answer: Msg = await future
         except TimeoutError:
             if not connection.connected:
                 raise BusUnavailable(f"the broker went away during a request to {subject}") from None

@@ -229,7 +229,8 @@ class DirectoryService:
         """Keep the state now and then, and at once after a phase command: the streams do not tell what came first."""
         while True:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._save.wait(), self._app.settings.checkpoint_s)
+                async with asyncio.timeout(self._app.settings.checkpoint_s):
+                    await self._save.wait()
             self._save.clear()
             await self._checkpoints.save(self._sequence)
 

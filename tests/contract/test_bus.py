@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from typing import Any
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -162,6 +163,33 @@ async def test_unsubscribed_means_silence(connect: Connect) -> None:
     await one.publish("ei.u", b"2")
     assert await stays.wait_for(2) == [b"1", b"2"]
     assert gone.data == [b"1"]
+
+
+async def test_a_cancellation_that_comes_with_the_answer_is_not_lost(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asker, answerer = await connect(), await connect()
+    asking: asyncio.Task[bytes]
+
+    class Answered(asyncio.Future[Any]):
+        """Cancels who waits at the moment of the answer, before it can take note of it."""
+
+        def set_result(self, result: Any, /) -> None:
+            super().set_result(result)
+            asking.cancel()
+
+    async def answer(delivery: Delivery) -> bytes:
+        return b"too late"
+
+    async def ask() -> bytes:
+        with monkeypatch.context() as patch:
+            patch.setattr(asyncio.get_running_loop(), "create_future", Answered)
+            return await asker.request("ask", b"", 5.0)
+
+    await answerer.respond("ask", answer)
+    asking = asyncio.create_task(ask())
+    await asyncio.wait([asking])
+    assert asking.cancelled()
 
 
 async def test_case_43_too_large_names_size_and_limit(bus: Bus) -> None:
