@@ -1,0 +1,1 @@
+"""Compared systems, one file each; `catalogue` knows them by id."""
