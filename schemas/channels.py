@@ -3,7 +3,7 @@
 from enum import StrEnum
 from typing import NamedTuple
 
-from schemas import branch, directory, kv, phase, pool, serve, telemetry
+from schemas import branch, directory, iteration_model, kv, phase, pool, serve, telemetry
 from schemas.codec import Message
 
 
@@ -85,6 +85,12 @@ CHANNELS: list[Channel] = [
     ),
     _core("phaseState", "phase.state.{node}", phase.PhaseState, "How far a node is with its change of phase."),
     _stream("plannerDecision", "planner.decision", phase.Decision, "Every decision with the numbers behind it."),
+    _core(
+        "plannerModels",
+        "planner.models",
+        iteration_model.PlannerModels,
+        "Iteration-time models of all nodes as learned online, every 5 s; the latest stands.",
+    ),
     *[
         _ask(f"queryPlanner{verb.title()}", f"query.planner.{verb}", phase.PlannerQuery, phase.PlannerReply, text)
         for verb, text in {

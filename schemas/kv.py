@@ -122,7 +122,11 @@ class Capacities(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeHello(Message, frozen=True, kw_only=True):
-    """`node.hello`: what a node is. One whose model, block size, key version or layout differs is refused by name."""
+    """`node.hello`: what a node is. One whose model, block size, key version or layout differs is refused by name.
+
+    `experts_per_token` of `experts` routed ones: k and E of the decode model, 0 for a dense model. `batch_tokens`:
+    uncached tokens one prefill iteration takes at most, 0 where it is not known.
+    """
 
     node: str
     incarnation: int
@@ -138,6 +142,9 @@ class NodeHello(Message, frozen=True, kw_only=True):
     rendezvous: str = ""
     max_context_tokens: Count = 0
     tokenizer: str = ""
+    experts_per_token: Count = 0
+    experts: Count = 0
+    batch_tokens: Count = 0
 
 
 KV_LOCATION = Decoder(KvLocation)

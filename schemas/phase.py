@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from schemas.codec import Decoder, Message, Seconds, UnixTime
+from schemas.iteration_model import IterationModel
 
 Count = Annotated[int, Meta(ge=0)]
 _SPLIT = re.compile(r"(\d{1,6})P(\d{1,6})D\Z")
@@ -129,10 +130,34 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     t_acc: float
 
 
+class CandidateVerdict(msgspec.Struct, frozen=True, kw_only=True):
+    """One split that was considered. `gains` per usable slice, Theta_cand/Theta_now - 1; it passes when `mean` is above
+    `threshold`, which is the stated number of standard errors and at least the minimum effect.
+
+    `throughput_rps`, `ttft_p95_s`, `tpot_s`: predicted for it, mean over the slices. `nodes`: those that would switch.
+    `why`: what kept it from being chosen, or why it was.
+    """
+
+    split: str
+    gains: list[float] = []
+    mean: float | None = None
+    stderr: float | None = None
+    threshold: float | None = None
+    passes: bool = False
+    throughput_rps: float | None = None
+    ttft_p95_s: float | None = None
+    tpot_s: float | None = None
+    nodes: list[str] = []
+    why: str = ""
+
+
 class Decision(Message, frozen=True, kw_only=True):
     """`planner.decision`: what was decided and every number behind it.
 
-    `pinned` and `mode` are the planner's standing orders after it; a planner that starts takes them from the last one.
+    `gains`, `mean`, `stderr` and `threshold` are those of the split chosen, else of the best one; `verdicts` has all.
+    `pinned` and `mode` are the planner's standing orders after it; a planner that starts takes them from the last one,
+    and the frozen `models` too. `kind`: hand, pin, mode, warm-up, initial, window, revert. `slices`: kinds of the
+    window's slices, oldest first. `think_s`, `agents`: what the closed loop was solved with.
     """
 
     id: str
@@ -151,6 +176,12 @@ class Decision(Message, frozen=True, kw_only=True):
     nodes: list[str] = []
     pinned: list[str] = []
     mode: str = ""
+    kind: str = ""
+    verdicts: list[CandidateVerdict] = []
+    slices: list[str] = []
+    think_s: float | None = None
+    agents: float | None = None
+    models: list[IterationModel] = []
 
 
 PHASE_COMMAND = Decoder(PhaseCommand)

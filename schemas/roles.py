@@ -90,13 +90,20 @@ def _router(s: Subjects, name: str) -> _Parts:
         s.telemetry_request(s.ANY),
         s.telemetry_router(s.ANY),
         s.phase_state(s.ANY),
+        s.planner_models(),
         s.node_hello(s.ANY),
     ]
     return publish, subscribe, [branch_stream(s), phase_stream(s), planner_stream(s)]
 
 
 def _planner(s: Subjects, name: str) -> _Parts:
-    publish = [s.phase_command(s.ANY), s.planner_decision(), s.query_directory(s.ANY), s.node_hello_query()]
+    publish = [
+        s.phase_command(s.ANY),
+        s.planner_decision(),
+        s.planner_models(),
+        s.query_directory(s.ANY),
+        s.node_hello_query(),
+    ]
     subscribe = [
         s.query_planner(s.ANY),
         s.telemetry_node(s.ANY),

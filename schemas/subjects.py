@@ -95,6 +95,10 @@ class Subjects:
     def planner_decision(self) -> str:
         return f"{self.prefix}.planner.decision"
 
+    def planner_models(self) -> str:
+        """The iteration-time models the planner learned, for routers."""
+        return f"{self.prefix}.planner.models"
+
     def query_planner(self, verb: str) -> str:
         """Verbs: split, phase, pin, mode, status."""
         return self._of("query.planner", verb)

@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-from services.planner.core.policy import PlannerSettings
+from services.planner.core.options import PlannerSettings
 from services.planner.core.windows import WindowSettings
 from services.settings import ServiceSettings
 

@@ -5,26 +5,14 @@ The split is read from heartbeats at every order; the planner's own memory of fo
 
 from dataclasses import dataclass, field
 
+from schemas.iteration_model import IterationModel
 from schemas.phase import Decision, Phase, PhaseCommand, PhaseState, Split, Workload
 from schemas.telemetry import IterationBatch, NodeTelemetry, RequestTelemetry
 from services.planner.core.fleet import Fleet, Pending
 from services.planner.core.moves import Move, Refused, move_of_phase, moves_for_split
+from services.planner.core.options import MODES, OFF, PlannerSettings
 from services.planner.core.switches import Part, Switch, SwitchBook
-from services.planner.core.windows import Slice, Windows, WindowSettings
-
-OFF = "off"
-MODES = ("on", OFF, "dry-run")
-
-
-@dataclass(frozen=True, slots=True)
-class PlannerSettings:
-    """Durations in seconds. `settle_s`: how long after a switch requests that ended in it may still be reported."""
-
-    node_timeout_s: float = 3.0
-    switch_timeout_s: float = 600.0
-    settle_s: float = 0.2
-    block_size: int = 16
-    window: WindowSettings = field(default_factory=WindowSettings)
+from services.planner.core.windows import Slice, Windows
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +37,23 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
+class Decided:
+    """A decision taken without being asked: to be published (with the time), its `order` to be carried out before."""
+
+    decision: Decision
+    order: Order | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
-    """Switches that have ended, nodes that fell silent and windows that closed."""
+    """Switches that have ended, nodes that fell silent, windows that closed, decisions taken and, when they changed,
+    the models of all nodes (None: as before)."""
 
     switches: list[Switch]
     silent: list[str]
     windows: list[list[Slice]]
+    decided: list[Decided] = field(default_factory=list)
+    models: list[IterationModel] | None = None
 
 
 class Planner:
@@ -63,7 +62,9 @@ class Planner:
     Every method takes the monotonic time `now` in seconds and never goes back in it.
     """
 
-    def __init__(self, settings: PlannerSettings, now: float) -> None:
+    def __init__(self, settings: PlannerSettings, now: float, run_id: str = "planner") -> None:
+        """`run_id` begins the ids of the decisions taken here; it must differ between planners and restarts."""
+        self.run_id = run_id
         self.settings = settings
         self.fleet = Fleet(settings.node_timeout_s)
         self.switches = SwitchBook(settings.settle_s, settings.switch_timeout_s)

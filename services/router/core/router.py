@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import msgspec
 
 from schemas.directory import MatchReply
+from schemas.iteration_model import IterationModel
 from schemas.kv import NodeHello
 from schemas.phase import Phase, PhaseCommand
 from schemas.serve import ReplyBatch, ServeReply
@@ -29,7 +30,7 @@ from services.router.core.placement import (
 )
 from services.router.core.request import Request
 from services.router.core.spec import Places, Spec
-from services.router.core.timing import DEFAULT, Coefficients
+from services.router.core.timing import DEFAULT, Coefficients, coefficients_of
 
 UNLIMITED_TOKENS = 1 << 31
 DEFAULT_FETCH = FetchCost(tokens_per_s=2.3e6, latency_s=0.002)
@@ -150,6 +151,10 @@ class RouterCore:
     def on_command(self, command: PhaseCommand) -> None:
         """Nothing of the old phase is sent from here on. What waits there comes back as requeued."""
         self.nodes.on_command(command)
+
+    def on_models(self, models: Iterable[IterationModel]) -> None:
+        """The planner's iteration-time models; nodes it does not name keep the configured coefficients."""
+        self.models = {model.node: coefficients_of(model, self._model) for model in models}
 
     def on_bus(self, *, connected: bool, now: float) -> None:
         """Without the bus the silence of nodes says nothing."""
