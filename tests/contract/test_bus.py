@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from typing import Any
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
