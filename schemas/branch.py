@@ -27,9 +27,20 @@ class BranchEventType(StrEnum):
 
 
 class BranchKind(StrEnum):
+    """What a branch is; `transient` is said of a request only: a side request, never its branch's context by itself."""
+
     MAIN = "main"
     FORK = "fork"
     SUBAGENT = "subagent"
+    TRANSIENT = "transient"
+
+
+class Compaction(StrEnum):
+    """What a harness says with a request when it numbers no versions: `summary` asks for the text that will replace the
+    context, `done` is the first request after it was replaced."""
+
+    SUMMARY = "summary"
+    DONE = "done"
 
 
 class BranchState(StrEnum):
@@ -48,6 +59,7 @@ class BranchEvent(Message, frozen=True, kw_only=True):
     the short key of block base_blocks - 1, so that they are found even if the branch's context has changed meanwhile.
     `prompt_blocks` (of the prompt alone), `kind` and `parent` are what the request was; `lineage` and `life` are copied
     from the directory's match. `life` tells a late event of an ended branch from a request that opens it anew.
+    `family` groups branches that share one session id; `compaction` is what the request said of one.
     """
 
     id: Annotated[str, Meta(min_length=1, max_length=128)]
@@ -72,6 +84,8 @@ class BranchEvent(Message, frozen=True, kw_only=True):
     prefill_node: str | None = None
     decode_node: str | None = None
     inferred: bool = False
+    family: BranchId | None = None
+    compaction: Compaction | None = None
 
     def __post_init__(self) -> None:
         keys_of(self.keys)

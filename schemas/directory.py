@@ -5,7 +5,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from schemas.branch import BranchId, BranchInfo, BranchKind
+from schemas.branch import BranchId, BranchInfo, BranchKind, Compaction
 from schemas.codec import Decoder, Message
 from schemas.kv import keys_of
 
@@ -18,6 +18,7 @@ class MatchQuery(Message, frozen=True, kw_only=True):
     `hashes`: packed short keys of all full blocks of the prompt. Changes no count. `release` True only withdraws
     the pending prefix of `request` (cancelled or failed) and is answered by an empty match. `placed_node` with empty
     `hashes` only tells on which node the pending prefix is computed, and is answered by an empty match too.
+    `family`: a session id that several branches share; without `branch`, lineage is inferred among its branches only.
     """
 
     request: str
@@ -30,6 +31,8 @@ class MatchQuery(Message, frozen=True, kw_only=True):
     kind: BranchKind | None = None
     release: bool = False
     placed_node: str | None = None
+    family: BranchId | None = None
+    compaction: Compaction | None = None
 
     def __post_init__(self) -> None:
         keys_of(self.hashes)

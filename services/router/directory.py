@@ -38,6 +38,8 @@ class DirectoryClient:
             version=identity.version,
             parent=identity.parent,
             kind=identity.kind,
+            family=identity.family,
+            compaction=identity.compaction,
         )
         answer = asyncio.ensure_future(self._match(query, _PATIENT_S))
         loop = asyncio.get_running_loop()

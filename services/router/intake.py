@@ -16,7 +16,8 @@ from services.router.calls import Call
 from services.router.core.admission import broker_failure
 from services.router.core.context import Context, KeyScheme
 from services.router.core.failure import NOT_FOUND, Failure, invalid, unavailable
-from services.router.core.identity import Identity, IdentityError, identify
+from services.router.core.identity import OWN, Identity, IdentityError, identify
+from services.router.core.identity_volatile import without_volatile
 from services.router.core.spec import Spec
 from services.router.directory import DirectoryGone
 from services.router.keys import Caller
@@ -91,7 +92,8 @@ class Intake:
         own = f"{given or 'req'}-{secrets.token_hex(8)}"
         trace = request.headers.get("traceparent", "")
         followed = trace if _TRACEPARENT.match(trace) else None
-        return Asker(own, given or own, int(self.wall()), caller, identity, raw, followed)
+        text = without_volatile(raw, self._service.app.settings.volatile_prefixes)
+        return Asker(own, given or own, int(self.wall()), caller, identity, text, followed)
 
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer; 503 until it is loaded."""
@@ -156,9 +158,10 @@ class Intake:
             await asyncio.sleep(_POLL_S)
 
     async def _check_parent(self, identity: Identity) -> None:
-        """400 for a parent that nobody knows; a directory that keeps silent is no reason to refuse."""
+        """400 for a parent that nobody knows; a directory that keeps silent is no reason to refuse, and no harness is
+        refused for what it says of its own accord."""
         parent, service = identity.parent, self._service
-        if parent is None or service.core.memory.knows(identity.tenant, parent):
+        if identity.dialect != OWN or parent is None or service.core.memory.knows(identity.tenant, parent):
             return
         try:
             known = await self.directory.branches(identity.tenant, parent)

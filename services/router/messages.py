@@ -33,6 +33,8 @@ def context_event(stored: StoreContext, wall: float) -> BranchEvent:
         prefill_node=stored.prefill_node,
         decode_node=stored.decode_node,
         inferred=stored.inferred,
+        family=stored.family,
+        compaction=stored.compaction,
     )
 
 

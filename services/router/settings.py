@@ -5,6 +5,7 @@ from typing import ClassVar
 import msgspec
 
 from services.router.core.admission import Limits
+from services.router.core.identity_volatile import ATTRIBUTION
 from services.router.core.placement import FetchCost
 from services.router.core.timing import Coefficients
 from services.settings import ServiceSettings
@@ -19,7 +20,8 @@ class RouterSettings(ServiceSettings, kw_only=True):
     token above which a request is turned away; absent: never. `keys_file`: TOML with API keys; empty: everybody is the
     default tenant. `fetch_tokens_per_s` and `fetch_latency_s`: moving KV between the host memories of two nodes.
     `idle_client_s` and `client_backlog_bytes`: a client that takes nothing for so long, or lets so much pile up, is
-    cancelled. `keep_alive_s`: a stream without tokens gets a comment this often.
+    cancelled. `keep_alive_s`: a stream without tokens gets a comment this often. `volatile_prefixes`: a first system
+    block that begins with one of them changes with every request and is dropped.
     """
 
     service: ClassVar[str] = "router"
@@ -45,6 +47,7 @@ class RouterSettings(ServiceSettings, kw_only=True):
     coefficients: Coefficients = msgspec.field(default_factory=Coefficients)
     fetch_tokens_per_s: float = 2.3e6
     fetch_latency_s: float = 0.002
+    volatile_prefixes: list[str] = msgspec.field(default_factory=lambda: [ATTRIBUTION])
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -5,12 +5,14 @@ from array import array
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from schemas.branch import BranchEvent, BranchEventType, BranchKind, BranchState
+from schemas.branch import BranchEvent, BranchEventType, BranchKind, BranchState, Compaction
+from schemas.directory import MatchQuery
 from schemas.kv import Tier
 from schemas.phase import Phase
 
 Context = tuple[int, ...]
 """Labels of the blocks of a context."""
+OPENED = (BranchKind.FORK, BranchKind.SUBAGENT)
 PHASES = (Phase.PREFILL, Phase.DECODE)
 
 
@@ -57,6 +59,8 @@ class ModelBranch:
     state: BranchState = BranchState.ACTIVE
     fresh: bool = True
     opened: bool = False
+    grown: bool = False
+    compacting: bool = False
     prompt: Context = ()
     departed: list[tuple[int, Context]] = field(default_factory=list)
     claimed: Claimed | None = None
@@ -183,7 +187,7 @@ class Model:
             self._adopt(event, branch, kinds.get(event.type))
 
     def _adopt(self, event: BranchEvent, branch: ModelBranch, kind: BranchKind | None) -> None:
-        if kind is not None and branch.kind is BranchKind.MAIN:
+        if kind not in (None, BranchKind.TRANSIENT) and branch.kind is BranchKind.MAIN:
             branch.kind = kind
         if event.parent is not None and branch.parent is None and event.parent != event.branch:
             branch.parent = event.parent
@@ -202,23 +206,32 @@ class Model:
         branch.claimed = None
         branch.kept.clear()
 
-    def judge(self, branch: ModelBranch, version: int | None, prompt: Context) -> tuple[str, int]:
-        """(what a request is to its branch, the version the branch has with it)."""
+    def judge(
+        self, branch: ModelBranch, version: int | None, prompt: Context, said: BranchEvent | MatchQuery | None = None
+    ) -> tuple[str, int]:
+        """(what a request is to its branch, the version the branch has with it); `said`: its kind and compaction."""
+        if said is not None and said.kind is BranchKind.TRANSIENT:
+            return "transient", branch.version
         if branch.state is BranchState.ENDED:
             return "opens", branch.version if version is None else version
-        first = "compact"
-        if not branch.opened and branch.fresh:
-            kinds = {BranchKind.MAIN: "opens", BranchKind.FORK: "fork", BranchKind.SUBAGENT: "subagent"}
-            first = kinds[branch.kind]
+        kinds = {BranchKind.MAIN: "opens", BranchKind.FORK: "fork", BranchKind.SUBAGENT: "subagent"}
+        first = kinds[branch.kind] if not branch.opened and branch.fresh else "compact"
         if version is not None and version != branch.version:
             return ("transient", branch.version) if version < branch.version else (first, version)
+        told = not isinstance(said, BranchEvent) or said.life is None
+        if said is not None and told and said.compaction is Compaction.DONE and not branch.fresh:
+            return "compact", branch.version + 1
         if branch.fresh:
             return first, branch.version
         if extends(branch.prompt, prompt):
             return "extends", branch.version
-        if self._departs(branch, prompt) is not None:
+        if branch.compacting:
             return "compact", branch.version + 1
-        return "transient", branch.version
+        if self._departs(branch, prompt) is None:
+            return "transient", branch.version
+        if branch.prompt and not branch.grown and len(branch.prompt) < len(prompt):
+            return kinds[branch.kind], branch.version
+        return "compact", branch.version + 1
 
     def _departs(self, branch: ModelBranch, prompt: Context) -> tuple[int, Context] | None:
         found = (d for d in branch.departed if len(prompt) > d[0] and prompt[: len(d[1])] == d[1])
@@ -230,19 +243,24 @@ class Model:
             branch = self.branches[event.branch] = ModelBranch(event.version or 0, now)
         if branch.state is BranchState.ACTIVE:
             branch.seen = now
-        self._adopt(event, branch, event.kind)
+        self._adopt(event, branch, event.kind or {kind.value: kind for kind in OPENED}.get(event.lineage))
         self.known.update(keys_of(context)[event.base_blocks :])
         prompt = context if event.prompt_blocks is None else context[: event.prompt_blocks]
         was_ended = branch.state is BranchState.ENDED
-        lineage, version = self.judge(branch, event.version, prompt)
+        lineage, version = self.judge(branch, event.version, prompt, event)
         mark = (len(prompt), must_come_back(prompt))
         if lineage == "transient":
             if prompt and mark not in branch.departed:
                 branch.departed = [mark, *branch.departed][:4]
+            branch.compacting = branch.compacting or event.compaction is Compaction.SUMMARY
             return
         departs = None if was_ended else self._departs(branch, prompt)
         explicit = event.version is not None and event.version > branch.version
-        if departs is not None and branch.prompt and (explicit or (lineage == "compact" and not branch.fresh)):
+        done = event.life is None and event.compaction is Compaction.DONE
+        if not explicit and (branch.fresh or lineage == "extends" or (branch.compacting and not done)):
+            departs = None
+        branch.grown, branch.compacting = lineage == "extends" or departs is not None, False
+        if departs is not None and branch.prompt:
             left = [(len(branch.prompt), must_come_back(branch.prompt)), *branch.departed]
             branch.departed = [d for d in left if d != departs][:4]
         elif lineage != "extends":

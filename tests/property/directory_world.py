@@ -308,6 +308,7 @@ class World:
             prompt_blocks=len(prompt),
             lineage="" if reply is None else reply.lineage,
             life=None if reply is None else reply.life,
+            compaction=query.compaction,
         )
 
     # what came of it

@@ -10,13 +10,14 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from schemas.branch import BranchEvent, BranchEventType, BranchKind
+from schemas.branch import BranchEvent, BranchEventType, BranchKind, Compaction
 from schemas.directory import MatchQuery, MatchReply
 from schemas.kv import Tier
 from schemas.phase import Phase, PhaseCommand
 
 NODES = ("p1", "p2", "d1")
 BRANCHES = ("a", "b", "c", "d")
+SAID_KINDS = (BranchKind.FORK, BranchKind.SUBAGENT, BranchKind.TRANSIENT)
 SIGNALS = [kind for kind in BranchEventType if kind is not BranchEventType.CONTEXT]
 nodes = st.sampled_from(NODES)
 seeds = st.integers(0, 2**32)
@@ -118,7 +119,8 @@ class DirectoryMachine(RuleBasedStateMachine):
             branch=branch,
             version=version if rnd.random() < 0.2 else None,
             parent=rnd.choice(BRANCHES) if rnd.random() < 0.2 else None,
-            kind=rnd.choice((BranchKind.FORK, BranchKind.SUBAGENT)) if rnd.random() < 0.2 else None,
+            kind=rnd.choice(SAID_KINDS) if rnd.random() < 0.3 else None,
+            compaction=rnd.choice(tuple(Compaction)) if rnd.random() < 0.3 else None,
         )
         reply = world.directory.match(query, world.now)
         if known is not None and known.state.value == "active":
@@ -245,7 +247,7 @@ class DirectoryMachine(RuleBasedStateMachine):
         self.compare_known(reply, lead(model.known))
         known = model.branches.get(query.branch or "")
         if known is not None:
-            assert (reply.lineage, reply.version) == model.judge(known, query.version, prompt)
+            assert (reply.lineage, reply.version) == model.judge(known, query.version, prompt, query)
             assert reply.life == known.life
             if known.claimed is not None:
                 own = keys_of(known.claimed.context)

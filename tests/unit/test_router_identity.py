@@ -18,13 +18,13 @@ def test_headers_say_everything() -> None:
         "x-ei-branch-version": "3",
         "x-ei-branch-end": "true",
     }
-    expected = Identity("", "b", "a", 3, BranchKind.SUBAGENT, end=True, explicit=True)
+    expected = Identity("", "b", "a", 3, BranchKind.SUBAGENT, end=True, explicit=True, dialect="ei")
     assert identify("", headers, {}) == expected
 
 
 def test_body_says_the_same() -> None:
     body = {"branch": {"id": "b", "parent": "a", "kind": "fork", "version": 0, "end": False}}
-    assert identify("", {}, body) == Identity("", "b", "a", 0, BranchKind.FORK, end=False, explicit=True)
+    assert identify("", {}, body) == Identity("", "b", "a", 0, BranchKind.FORK, explicit=True, dialect="ei")
 
 
 def test_headers_come_before_the_body() -> None:

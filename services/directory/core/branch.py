@@ -31,11 +31,13 @@ class Branch:
     """`fresh`: its next request defines the context, whatever it shares with the last one. `departed`: anchors of
     contexts that did not extend the branch when they came. `kept`: runs on which a prefill claim of the branch lies on
     another node than its prefill node. `life`: how often it has ended. `seen`: its last activity (monotonic seconds).
+    `family`: the session id it shares with others, within which its lineage is inferred. `grown`: a request extended
+    its context. `compacting`: a request asked for the summary that is to replace it.
     """
 
     __slots__ = (
-        "anchor", "blocks", "claim", "decode", "departed", "fresh", "inferred", "kept", "key", "kind", "life",
-        "parent", "prefill", "seen", "state", "version",
+        "anchor", "blocks", "claim", "compacting", "decode", "departed", "family", "fresh", "grown", "inferred",
+        "kept", "key", "kind", "life", "parent", "prefill", "seen", "state", "version",
     )  # fmt: skip
 
     def __init__(self, key: BranchKey, now: float) -> None:
@@ -45,8 +47,11 @@ class Branch:
         self.state = BranchState.ACTIVE
         self.version = 0
         self.life = 0
+        self.family: str | None = None
         self.inferred = False
         self.fresh = True
+        self.grown = False
+        self.compacting = False
         self.seen = now
         self.blocks = 0
         self.claim: Claim | None = None

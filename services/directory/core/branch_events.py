@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from schemas.branch import BranchEvent, BranchEventType, BranchKind, BranchState
+from schemas.branch import BranchEvent, BranchEventType, BranchKind, BranchState, Compaction
 from services.directory.core import lineage
 from services.directory.core.branch import Branch, BranchKey, Claim
 from services.directory.core.branches import Branches
 from services.directory.core.counters import Counters
-from services.directory.core.lineage import Lineage
+from services.directory.core.lineage import Lineage, Signals
 from services.directory.core.pending import PendingPrefixes
 from services.directory.core.references import References
 from services.directory.core.run import Tip, depth, key_from_end, keys_view
@@ -17,6 +17,8 @@ from services.directory.core.run import Tip, depth, key_from_end, keys_view
 ROUTER = "router"
 """The only source that may report contexts. The shell checks that an event came on the subjects of its tenant."""
 KINDS = {BranchEventType.FORK: BranchKind.FORK, BranchEventType.SUBAGENT: BranchKind.SUBAGENT}
+OPENINGS: dict[str, BranchKind] = {Lineage.FORK: BranchKind.FORK, Lineage.SUBAGENT: BranchKind.SUBAGENT}
+"""What a branch is whose first request did not say so, by what the directory took that request for."""
 
 
 class BranchEvents:
@@ -97,7 +99,8 @@ class BranchEvents:
         self._branches.touch(branch, now)
 
     def _compact(self, key: BranchKey, event: BranchEvent, now: float) -> None:
-        """The version rises at once; claims follow with the first context of that version."""
+        """The version rises at once; claims follow with the first context of that version. A request that says it is
+        the first after a compaction raises it only where no event did."""
         branch = self._current(key, event)
         if branch is None:
             if self._branches.get(key) is None:
@@ -125,8 +128,8 @@ class BranchEvents:
             return
         if branch is None:
             branch = self._branches.open(key, now)
-            branch.version, branch.inferred = event.version or 0, event.inferred
-        self._branches.adopt(branch, parent, event.kind)
+            branch.version, branch.inferred, branch.family = event.version or 0, event.inferred, event.family
+        self._branches.adopt(branch, parent, event.kind or OPENINGS.get(event.lineage))
         self._branches.touch(branch, now)
         self._references.settle(branch)
         blocks = event.blocks or 0
@@ -143,11 +146,12 @@ class BranchEvents:
             return key_from_end(tip, blocks - 1 - number) if tip is not None and number < blocks else None
 
         prompt = blocks if event.prompt_blocks is None else min(event.prompt_blocks, blocks)
-        judgement = lineage.judge(branch, event.version, prompt, key_at)
+        judgement = lineage.judge(branch, _signals(event), prompt, key_at)
         anchor = lineage.anchor_of(prompt, key_at)
         if judgement.lineage is Lineage.TRANSIENT:
             self._counters.transient_requests += 1
             lineage.departed(branch, anchor)
+            branch.compacting = branch.compacting or event.compaction is Compaction.SUMMARY
             return
         self._branches.unanchor(branch)
         lineage.accepted(branch, judgement, anchor)
@@ -184,6 +188,12 @@ class BranchEvents:
             return event.base if event.base_blocks else None
         back = branch.blocks - event.base_blocks
         return key_from_end(branch.claim.tip, back) if branch.claim is not None and back >= 0 else None
+
+
+def _signals(event: BranchEvent) -> Signals:
+    """What the request said. That it follows a compaction is in the version already if the directory was asked."""
+    done = event.compaction is Compaction.DONE and event.life is not None
+    return Signals(event.version, event.kind is BranchKind.TRANSIENT, None if done else event.compaction)
 
 
 def _older(event: BranchEvent, branch: Branch) -> bool:

@@ -23,7 +23,7 @@ class Branches:
         self._active: OrderedDict[BranchKey, Branch] = OrderedDict()
         self._inactive: OrderedDict[BranchKey, Branch] = OrderedDict()
         self._children: dict[BranchKey, dict[BranchKey, None]] = {}
-        self._anchors: dict[int, Branch] = {}
+        self._anchors: dict[str | None, dict[int, Branch]] = {}
 
     def __len__(self) -> int:
         return len(self._active) + len(self._inactive)
@@ -46,7 +46,7 @@ class Branches:
 
     def adopt(self, branch: Branch, parent: BranchKey | None, kind: BranchKind | None) -> None:
         """Note where a branch comes from; the first word on it counts, and nobody is its own parent."""
-        if kind is not None and branch.kind is BranchKind.MAIN:
+        if kind is not None and kind is not BranchKind.TRANSIENT and branch.kind is BranchKind.MAIN:
             branch.kind = kind
         if parent is not None and branch.parent is None and parent != branch.key:
             branch.parent = parent
@@ -95,29 +95,33 @@ class Branches:
             heirs[0].version = branch.version + 1
 
     def anchor(self, branch: Branch) -> None:
-        """Make an inferred branch findable by what its next prompt must contain."""
+        """Make an inferred branch findable, within its family, by what its next prompt must contain."""
         if branch.inferred and branch.anchor is not None:
-            self._anchors[branch.anchor.key] = branch
+            self._anchors.setdefault(branch.family, {})[branch.anchor.key] = branch
 
     def unanchor(self, branch: Branch) -> None:
         """To be called before the anchor of a branch changes."""
-        if branch.anchor is not None and self._anchors.get(branch.anchor.key) is branch:
-            del self._anchors[branch.anchor.key]
+        family = self._anchors.get(branch.family)
+        if family is not None and branch.anchor is not None and family.get(branch.anchor.key) is branch:
+            del family[branch.anchor.key]
+            if not family:
+                del self._anchors[branch.family]
 
-    def extended_by(self, tenant: str, keys: Keys, known: int) -> Branch | None:
+    def extended_by(self, tenant: str, family: str | None, keys: Keys, known: int) -> Branch | None:
         """The inferred branch that a prompt without a branch id extends furthest, by its first `known` keys."""
-        if self._anchors.keys().isdisjoint(keys[:known].tolist()):
+        anchors = self._anchors.get(family)
+        if anchors is None or anchors.keys().isdisjoint(keys[:known].tolist()):
             return None
         for number in range(known - 1, -1, -1):
-            branch = self._anchors.get(keys[number])
+            branch = anchors.get(keys[number])
             if branch is not None and branch.key[0] == tenant:
                 return branch
         return None
 
-    def left_by(self, tenant: str, tips: list[Tip], known: int) -> Branch | None:
+    def left_by(self, tenant: str, family: str | None, tips: list[Tip], known: int) -> Branch | None:
         """The inferred branch whose path a prompt leaves after at least half of that branch's last prompt."""
         for branch in tips[-1][0].tips if tips else ():
-            ours = branch.inferred and branch.key[0] == tenant
+            ours = branch.inferred and branch.key[0] == tenant and branch.family == family
             if ours and branch.anchor is not None and 2 * known >= branch.anchor.blocks:
                 return branch
         return None

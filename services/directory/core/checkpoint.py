@@ -50,6 +50,9 @@ class SavedBranch(msgspec.Struct, frozen=True, array_like=True):
     anchor: Anchor | None
     departed: list[Anchor]
     kept: list[tuple[Count, str, list[int]]]
+    family: str | None = None
+    grown: bool = False
+    compacting: bool = False
 
 
 class Checkpoint(Message, frozen=True, kw_only=True):
@@ -130,6 +133,9 @@ def _saved(branch: Branch, number: dict[Run, int], now: float) -> SavedBranch:
             for (owner, node), spans in run.kept.items()
             if owner is branch
         ],
+        family=branch.family,
+        grown=branch.grown,
+        compacting=branch.compacting,
     )
 
 
@@ -139,4 +145,5 @@ def _branch(saved: SavedBranch, now: float) -> Branch:
     branch.state, branch.inferred, branch.fresh, branch.blocks = saved.state, saved.inferred, saved.fresh, saved.blocks
     branch.prefill, branch.decode = saved.last
     branch.anchor, branch.departed = saved.anchor, saved.departed
+    branch.family, branch.grown, branch.compacting = saved.family, saved.grown, saved.compacting
     return branch

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import NamedTuple
 
-from schemas.branch import BranchKind, BranchState
+from schemas.branch import BranchKind, BranchState, Compaction
 from services.directory.core.branch import Anchor, Branch
 
 KeyAt = Callable[[int], int | None]
@@ -23,6 +23,17 @@ class Lineage(StrEnum):
     SUBAGENT = "subagent"
     COMPACT = "compact"
     TRANSIENT = "transient"
+
+
+class Signals(NamedTuple):
+    """What a request says of itself: its context's version, that it is a side request, what it says of a compaction."""
+
+    version: int | None = None
+    side: bool = False
+    compaction: Compaction | None = None
+
+
+SILENT = Signals()
 
 
 class Judgement(NamedTuple):
@@ -49,13 +60,17 @@ def extends(anchor: Anchor | None, blocks: int, key_at: KeyAt) -> bool:
     return anchor is None or (anchor.number < blocks and key_at(anchor.number) == anchor.key)
 
 
-def judge(branch: Branch, version: int | None, blocks: int, key_at: KeyAt) -> Judgement:
+def judge(branch: Branch, signals: Signals, blocks: int, key_at: KeyAt) -> Judgement:
     """What a request of a known branch is to it. `blocks`: full blocks of its prompt.
 
-    A higher version is an explicit compaction, a lower one a request of a context that is gone. Without a signal a
-    request that leaves the context is transient, and a compaction once a longer one extends it. A request of an ended
-    branch opens it anew, at the version it names.
+    A higher version is an explicit compaction, a lower one a request of a context that is gone. Compactions that number
+    no version count once until the next request. Without a signal a request that leaves the context is transient, and a
+    compaction once a longer one extends it; unless what it replaces was shorter and never extended: then that was the
+    side request, and this opens the branch. A request of an ended branch opens it anew, at the version it names.
     """
+    version = signals.version
+    if signals.side:
+        return Judgement(Lineage.TRANSIENT, branch.version)
     if branch.state is BranchState.ENDED:
         return Judgement(Lineage.OPENS, branch.version if version is None else version)
     if version is not None and version < branch.version:
@@ -63,13 +78,19 @@ def judge(branch: Branch, version: int | None, blocks: int, key_at: KeyAt) -> Ju
     departs = next((a for a in branch.departed if blocks > a.blocks and extends(a, blocks, key_at)), None)
     if version is not None and version > branch.version:
         return Judgement(_first(branch), version, departs)
+    if signals.compaction is Compaction.DONE and not branch.fresh:
+        return Judgement(Lineage.COMPACT, branch.version + 1, departs)
     if branch.fresh:
         return Judgement(_first(branch), branch.version)
     if extends(branch.anchor, blocks, key_at):
         return Judgement(Lineage.EXTENDS, branch.version)
-    if departs is not None:
-        return Judgement(Lineage.COMPACT, branch.version + 1, departs)
-    return Judgement(Lineage.TRANSIENT, branch.version)
+    if branch.compacting:
+        return Judgement(Lineage.COMPACT, branch.version + 1)
+    if departs is None:
+        return Judgement(Lineage.TRANSIENT, branch.version)
+    if branch.anchor is not None and not branch.grown and branch.anchor.blocks < blocks:
+        return Judgement(opening(branch.kind), branch.version, departs)
+    return Judgement(Lineage.COMPACT, branch.version + 1, departs)
 
 
 def accepted(branch: Branch, judgement: Judgement, anchor: Anchor | None) -> None:
@@ -79,7 +100,9 @@ def accepted(branch: Branch, judgement: Judgement, anchor: Anchor | None) -> Non
         branch.departed = [a for a in left if a != judgement.departs][:DEPARTED_KEPT]
     elif judgement.lineage is not Lineage.EXTENDS:
         branch.departed = []
+    branch.grown = judgement.lineage is Lineage.EXTENDS or judgement.departs is not None
     branch.version, branch.anchor, branch.fresh = judgement.version, anchor, False
+    branch.compacting = False
 
 
 def departed(branch: Branch, anchor: Anchor | None) -> None:

@@ -7,7 +7,7 @@ from schemas.directory import MatchQuery, MatchReply, NodeMatch, Piece
 from services.directory.core import lineage
 from services.directory.core.branch import Branch
 from services.directory.core.branches import Branches
-from services.directory.core.lineage import Judgement, Lineage
+from services.directory.core.lineage import Judgement, Lineage, Signals
 from services.directory.core.match import shared, supply
 from services.directory.core.pending import PendingPrefixes
 from services.directory.core.prefix_tree import PrefixTree
@@ -56,7 +56,7 @@ class Matching:
             pending_node=ahead[1].node if ahead is not None else None,
             pending_request=ahead[1].request if ahead is not None else None,
             referenced_share=shares,
-            branch=branch.key[1] if branch is not None else query.branch or f"i-{query.request}",
+            branch=branch.key[1] if branch is not None else query.branch or _inferred_name(query),
             version=judgement.version,
             parent=parent,
             inferred=inferred,
@@ -73,20 +73,23 @@ class Matching:
         """The branch if it is known, its parent, whether it was inferred, and what the request is to it."""
         branch = self._branches.get((query.tenant, query.branch)) if query.branch is not None else None
         if query.branch is None:
-            branch = self._branches.extended_by(query.tenant, keys, known)
+            branch = self._branches.extended_by(query.tenant, query.family, keys, known)
             if branch is None:
-                left = self._branches.left_by(query.tenant, tips, known)
+                left = self._branches.left_by(query.tenant, query.family, tips, known)
                 kind = Lineage.OPENS if left is None else Lineage.FORK
-                return None, left.key[1] if left is not None else None, True, Judgement(kind, 0)
+                return None, left.key[1] if left is not None else query.family, True, Judgement(kind, 0)
         if branch is None:
             return None, query.parent, False, Judgement(self._opening(query, keys), query.version or 0)
 
         parent = branch.parent[1] if branch.parent is not None else query.parent
-        return branch, parent, branch.inferred, lineage.judge(branch, query.version, len(keys), _reader(keys))
+        signals = Signals(query.version, query.kind is BranchKind.TRANSIENT, query.compaction)
+        return branch, parent, branch.inferred, lineage.judge(branch, signals, len(keys), _reader(keys))
 
     def _opening(self, query: MatchQuery, keys: Keys) -> Lineage:
         """What the first request of an unknown branch is: as it says; with a parent and no word on the kind, a fork
         if it extends the parent's context."""
+        if query.kind is BranchKind.TRANSIENT:
+            return Lineage.TRANSIENT
         if query.kind is not None or query.parent is None:
             return lineage.opening(query.kind or BranchKind.MAIN)
         parent = self._branches.get((query.tenant, query.parent))
@@ -94,6 +97,11 @@ class Matching:
             return Lineage.SUBAGENT
         extends = lineage.extends(parent.anchor, len(keys), _reader(keys))
         return Lineage.FORK if extends else Lineage.SUBAGENT
+
+
+def _inferred_name(query: MatchQuery) -> str:
+    """A name for a branch that nobody named: it tells the family, if there is one, and no two requests get the same."""
+    return f"i-{query.request}" if query.family is None else f"{query.family[:160]}/{query.request[-16:]}"
 
 
 def _reader(keys: Keys) -> lineage.KeyAt:

@@ -49,6 +49,8 @@ def stored_context(request: "Request", branch: str) -> StoreContext:
         prompt_blocks=len(request.spec.context.digests),
         prefill_node=places.prefill.node,
         decode_node=places.decode_node,
+        family=identity.family,
+        compaction=identity.compaction,
     )
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from schemas.branch import BranchKind
+from schemas.branch import BranchKind, Compaction
 from schemas.phase import Phase
 from schemas.serve import FetchSource, Sampling
 from services.router.core.context import Context
@@ -143,6 +143,8 @@ class StoreContext:
     prompt_blocks: int
     prefill_node: str
     decode_node: str
+    family: str | None = None
+    compaction: Compaction | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,118 @@
+"""What a request is to its branch: side requests, compactions without numbers, families."""
+
+import pytest
+from directory_bench import B, Bench, chain
+
+from schemas.branch import BranchEventType, BranchKind, Compaction
+
+SIDE = BranchKind.TRANSIENT
+TITLE = chain(*"title")
+SHORT, LONGER = chain(*"01xy"), chain(*"01xyz!")
+SUMMARY = chain(*"01234567", "summarise")
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def ask(bench: Bench, branch: str | None, keys: list[int], **said: object) -> tuple[str, int | None]:
+    """A request from its match to its answer."""
+    bench.say("p1", bench.events + 1)
+    reply = bench.match(keys, branch=branch, request=f"r{bench.events}", **said)
+    bench.answered(
+        reply.branch or "",
+        keys,
+        version=reply.version,
+        life=reply.life,
+        lineage=reply.lineage,
+        inferred=reply.inferred,
+        **said | {"parent": reply.parent},
+    )
+    return reply.lineage, reply.version
+
+
+def branch(bench: Bench, name: str) -> tuple[int, BranchKind, int]:
+    found = bench.core.branches.get(("", name))
+    assert found is not None
+    return found.version, found.kind, found.blocks
+
+
+def test_a_title_request_that_comes_first_is_not_the_branch_and_no_compaction_follows(bench: Bench) -> None:
+    assert ask(bench, "s", TITLE) == ("opens", 0)
+    assert ask(bench, "s", B) == ("transient", 0)
+    assert ask(bench, "s", [*B, *chain(*"01234567", "9")[8:]]) == ("opens", 0)
+    assert branch(bench, "s") == (0, BranchKind.MAIN, 9)
+
+
+def test_a_title_request_that_is_known_as_one_never_counts(bench: Bench) -> None:
+    assert ask(bench, "s", TITLE, kind=SIDE) == ("transient", 0)
+    assert branch(bench, "s") == (0, BranchKind.MAIN, 0)
+    assert ask(bench, "s", B) == ("opens", 0)
+    assert ask(bench, "s", TITLE, kind=SIDE) == ("transient", 0)
+    assert ask(bench, "s", B, kind=SIDE) == ("transient", 0), "even if it contains the branch's context"
+    assert branch(bench, "s") == (0, BranchKind.MAIN, 8)
+
+
+def test_a_side_request_that_is_extended_becomes_the_context(bench: Bench) -> None:
+    ask(bench, "s", SHORT, kind=SIDE)
+    assert ask(bench, "s", LONGER) == ("opens", 0)
+
+
+def test_the_request_after_a_summary_is_the_compacted_context(bench: Bench) -> None:
+    ask(bench, "s", B)
+    assert ask(bench, "s", SUMMARY, kind=SIDE, compaction=Compaction.SUMMARY) == ("transient", 0)
+    assert ask(bench, "s", TITLE, kind=SIDE) == ("transient", 0), "a side request between does not use it up"
+    assert ask(bench, "s", SHORT) == ("compact", 1)
+    assert ask(bench, "s", LONGER) == ("extends", 1)
+    assert branch(bench, "s") == (1, BranchKind.MAIN, 6)
+
+
+def test_a_summary_that_is_not_used_is_no_compaction(bench: Bench) -> None:
+    ask(bench, "s", B)
+    ask(bench, "s", SUMMARY, kind=SIDE, compaction=Compaction.SUMMARY)
+    assert ask(bench, "s", [*B, *chain(*"01234567", "9")[8:]]) == ("extends", 0)
+    assert ask(bench, "s", TITLE) == ("transient", 0)
+
+
+@pytest.mark.parametrize("hook", [False, True])
+def test_a_compaction_is_counted_once_whoever_says_it(bench: Bench, hook: bool) -> None:
+    ask(bench, "s", B)
+    ask(bench, "s", SUMMARY, kind=SIDE, compaction=Compaction.SUMMARY)
+    if hook:
+        bench.tell("s", BranchEventType.COMPACT)
+    assert ask(bench, "s", SHORT, compaction=Compaction.DONE) == ("compact", 1)
+    assert ask(bench, "s", LONGER) == ("extends", 1)
+    assert branch(bench, "s")[0] == 1
+
+
+def test_a_compaction_said_in_an_answer_placed_blind_counts_once(bench: Bench) -> None:
+    ask(bench, "s", B)
+    bench.answered("s", SHORT, version=0, compaction=Compaction.DONE)
+    assert branch(bench, "s")[0] == 1
+
+
+def test_without_any_word_a_compaction_shows_at_the_second_request(bench: Bench) -> None:
+    ask(bench, "s", B)
+    ask(bench, "s", chain(*"01234567", "9"))
+    ask(bench, "s", SUMMARY)
+    assert ask(bench, "s", SHORT) == ("transient", 0)
+    assert ask(bench, "s", LONGER) == ("compact", 1)
+
+
+def test_branches_of_a_family_are_told_apart_by_their_contexts(bench: Bench) -> None:
+    assert ask(bench, None, B, family="f") == ("opens", 0)
+    assert ask(bench, None, TITLE, family="f") == ("opens", 0)
+    assert ask(bench, None, B, family="g") == ("opens", 0), "the same context in another family is another branch"
+    assert ask(bench, None, [*B, *chain(*"01234567", "9")[8:]], family="f") == ("extends", 0)
+    names = [found.key[1] for found in bench.core.branches.newest_first()]
+    assert sorted(name.split("/")[0] for name in names) == ["f", "f", "g"]
+    bench.tell("f", BranchEventType.END)
+    assert bench.core.branches.active == 1, "the end of a family ends all its branches"
+
+
+def test_a_parents_child_is_what_its_first_context_says(bench: Bench) -> None:
+    ask(bench, "main", B)
+    assert ask(bench, "fork", [*B, *chain(*"01234567", "9")[8:]], parent="main") == ("fork", 0)
+    assert ask(bench, "sub", TITLE, parent="main") == ("subagent", 0)
+    assert [branch(bench, name)[1] for name in ("fork", "sub")] == [BranchKind.FORK, BranchKind.SUBAGENT]
