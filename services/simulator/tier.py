@@ -1,0 +1,249 @@
+"""One memory tier of one node: pieces of contexts in the pool's own eviction order, token by token accounted.
+
+A piece is a run of at most `PIECE_BLOCKS` blocks with consecutive keys that was written at once; it goes as a whole.
+`EvictionOrder` sees pieces as its slots, so the order is the product's, in larger steps.
+"""
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from schemas.kv import keys_of
+from services.kvpool.core.eviction import EvictionOrder
+
+PIECE_BLOCKS = 32
+MEAN_BLOCKS = 6
+"""There are slots for pieces of this size on average; with smaller ones a tier is full before its capacity."""
+_SPREAD = PIECE_BLOCKS.bit_length() - 1
+
+
+class Gone(NamedTuple):
+    """A piece that was evicted: the key before it (None at the start of a context) and its keys."""
+
+    parent: int | None
+    first: int
+    blocks: int
+
+
+class Tier:
+    """`capacity_blocks` of KV; room for writing is made by evicting what nobody holds. `evicted` is told of each."""
+
+    def __init__(self, capacity_blocks: int, evicted: Callable[[Gone], None] | None = None) -> None:
+        self.capacity_blocks = capacity_blocks
+        self.used_blocks = 0
+        self.held_blocks = 0
+        self.referenced_blocks = 0
+        self._evicted = evicted
+        self._slots = max(1024, capacity_blocks // MEAN_BLOCKS)
+        self._order = EvictionOrder(self._slots)
+        self._free = list(range(self._slots - 1, -1, -1))
+        self._first: list[int] = [0] * self._slots
+        self._blocks: list[int] = [0] * self._slots
+        self._parent_key: list[int | None] = [None] * self._slots
+        self._referenced: list[int] = [0] * self._slots
+        self._unreachable: list[int] = [0] * self._slots
+        self._at: dict[int, list[int]] = {}
+        self._orphans: dict[int, list[int]] = {}
+
+    # reading
+
+    def reach(self, keys: "array[int]", first: int, last: int) -> int:
+        """How far blocks [first, last) of a context are here without a gap: the end of the run from `first` on."""
+        return self._walk(keys, first, last, None)
+
+    def hold(self, keys: "array[int]", first: int, last: int, now: float) -> list[int]:
+        """Keep the leading run of [first, last) in place until `unhold` of what is returned; counts as a use."""
+        slots: list[int] = []
+        self._walk(keys, first, last, slots)
+        order = self._order
+        for slot in slots:
+            if not order.holds[slot]:
+                self.held_blocks += self._blocks[slot]
+            order.hold(slot)
+        if slots:
+            order.touch(slots[-1], now)
+        return slots
+
+    def unhold(self, slots: list[int]) -> None:
+        """Let go of what `hold` returned."""
+        order = self._order
+        for slot in reversed(slots):
+            order.unhold(slot)
+            if not order.holds[slot]:
+                self.held_blocks -= self._blocks[slot]
+
+    def _walk(self, keys: "array[int]", at: int, last: int, slots: list[int] | None) -> int:
+        while at < last:
+            key = keys[at]
+            slot = self._slot(key)
+            if slot is None:
+                break
+            left = self._blocks[slot] - (key - self._first[slot])
+            most = min(left, last - at)
+            if keys[at + most - 1] == key + most - 1:
+                at += most
+            else:
+                at += _common(keys, at, most)
+            if slots is not None:
+                slots.append(slot)
+        return at
+
+    def _slot(self, key: int) -> int | None:
+        for slot in self._at.get(key >> _SPREAD, ()):
+            if 0 <= key - self._first[slot] < self._blocks[slot]:
+                return slot
+        return None
+
+    # writing
+
+    def write(self, keys: "array[int]", first: int, last: int, now: float) -> list[tuple[int, int]]:
+        """Bring blocks [first, last) of a context here; those written now, as ranges of it.
+
+        What is here already counts as used. Fewer than asked are written when no more can be evicted.
+        """
+        written: list[tuple[int, int]] = []
+        at, parent, guarded = first, self._slot(keys[first - 1]) if first else None, list[int]()
+        while at < last:
+            slot = self._slot(keys[at])
+            if slot is not None:
+                passed: list[int] = []
+                at = self._walk(keys, at, last, passed)
+                parent = passed[-1]
+                self._order.touch(parent, now)
+                continue
+            end = self._gap(keys, at, last)
+            if parent is not None:
+                self._order.hold(parent)
+                guarded.append(parent)
+            if not self.make_room(end - at):
+                break
+            parent = self._put(keys, at, end, parent, now)
+            if written and written[-1][1] == at:
+                written[-1] = (written[-1][0], end)
+            else:
+                written.append((at, end))
+            at = end
+        for slot in guarded:
+            self._order.unhold(slot)
+        return written
+
+    def _gap(self, keys: "array[int]", at: int, last: int) -> int:
+        """The end of the next piece to write: consecutive keys that are not here."""
+        key, most = keys[at], min(last - at, PIECE_BLOCKS)
+        length = most if keys[at + most - 1] == key + most - 1 else _common(keys, at, most)
+        for bucket in {key >> _SPREAD, (key + length - 1) >> _SPREAD}:
+            for slot in self._at.get(bucket, ()):
+                if key < self._first[slot] < key + length:
+                    length = self._first[slot] - key
+        return at + length
+
+    def make_room(self, blocks: int, reserved_blocks: int = 0) -> bool:
+        """Evict until `blocks` more fit beside `reserved_blocks` that others were promised; whether they do."""
+        while self.used_blocks + reserved_blocks + blocks > self.capacity_blocks or not self._free:
+            slot = self._order.pop()
+            if slot is None:
+                return False
+            self._take(slot)
+        return True
+
+    def _put(self, keys: "array[int]", at: int, end: int, parent: int | None, now: float) -> int:
+        slot = self._free.pop()
+        before = keys[at - 1] if at else None
+        first, blocks = keys[at], end - at
+        self._first[slot], self._blocks[slot], self._parent_key[slot] = first, blocks, before
+        self._referenced[slot] = self._unreachable[slot] = 0
+        for bucket in {first >> _SPREAD, (first + blocks - 1) >> _SPREAD}:
+            self._at.setdefault(bucket, []).append(slot)
+        self.used_blocks += blocks
+        self._order.add(slot, parent, end, now)
+        if parent is None and before is not None:
+            self._orphans.setdefault(before, []).append(slot)
+        if self._orphans:
+            for key in range(first, first + blocks):
+                for child in self._orphans.pop(key, ()):
+                    self._order.attach(child, slot)
+        self._order.ready(slot, now)
+        return slot
+
+    def _take(self, slot: int) -> None:
+        first, blocks, before = self._first[slot], self._blocks[slot], self._parent_key[slot]
+        for child in self._order.remove(slot):
+            key = self._parent_key[child]
+            assert key is not None
+            self._orphans.setdefault(key, []).append(child)
+        if before is not None and before in self._orphans:
+            waiting = self._orphans[before]
+            if slot in waiting:
+                waiting.remove(slot)
+                if not waiting:
+                    del self._orphans[before]
+        for bucket in {first >> _SPREAD, (first + blocks - 1) >> _SPREAD}:
+            here = self._at[bucket]
+            here.remove(slot)
+            if not here:
+                del self._at[bucket]
+        self.used_blocks -= blocks
+        self.referenced_blocks -= self._referenced[slot].bit_count()
+        self._free.append(slot)
+        if self._evicted is not None:
+            self._evicted(Gone(before, first, blocks))
+
+    # what the directory says
+
+    def refer(self, packed: bytes, *, referenced: bool, unreachable: bool) -> None:
+        """The directory's word on copies here. A piece is referenced while any block of it is, unreachable when all."""
+        for key, blocks in _runs(packed):
+            end = key + blocks
+            while key < end:
+                slot = self._slot(key)
+                if slot is None:
+                    key += 1
+                    continue
+                at = key - self._first[slot]
+                stop = min(end, self._first[slot] + self._blocks[slot])
+                self._mark(slot, ((1 << stop - key) - 1) << at, referenced=referenced, unreachable=unreachable)
+                key = stop
+
+    def _mark(self, slot: int, bits: int, *, referenced: bool, unreachable: bool) -> None:
+        before = self._referenced[slot]
+        after = before | bits if referenced else before & ~bits
+        lost = self._unreachable[slot] | bits if unreachable else self._unreachable[slot] & ~bits
+        self._referenced[slot], self._unreachable[slot] = after, lost
+        self.referenced_blocks += after.bit_count() - before.bit_count()
+        whole = (1 << self._blocks[slot]) - 1
+        self._order.mark(slot, referenced=after > 0, unreachable=lost == whole)
+
+    def check(self) -> None:
+        """Sizes, holds and places agree with the order's."""
+        order = self._order
+        order.check()
+        live = [slot for slot in range(self._slots) if order.present[slot]]
+        assert len(live) + len(self._free) == self._slots
+        assert self.used_blocks == sum(self._blocks[slot] for slot in live) <= self.capacity_blocks
+        assert self.held_blocks == sum(self._blocks[slot] for slot in live if order.holds[slot])
+        assert self.referenced_blocks == sum(self._referenced[slot].bit_count() for slot in live)
+        for slot in live:
+            assert self._slot(self._first[slot]) == slot
+            assert self._slot(self._first[slot] + self._blocks[slot] - 1) == slot
+            orphan = not order.parent[slot] and self._parent_key[slot] is not None
+            assert orphan == (slot in self._orphans.get(self._parent_key[slot] or 0, ()))
+
+
+def _common(keys: "array[int]", at: int, most: int) -> int:
+    """How many keys from `at` on are consecutive, knowing that not all of `most` are."""
+    start = keys[at] - at
+    return bisect_left(range(most), 1, key=lambda i: int(keys[at + i] != start + at + i))
+
+
+def _runs(packed: bytes) -> Iterator[tuple[int, int]]:
+    """(first key, how many) of each run of consecutive keys."""
+    keys: list[int] = keys_of(packed).tolist()
+    if keys and keys[-1] - keys[0] == len(keys) - 1:
+        yield keys[0], len(keys)
+        return
+    start = 0
+    for i in range(1, len(keys) + 1):
+        if i == len(keys) or keys[i] != keys[i - 1] + 1:
+            yield keys[start], i - start
+            start = i
