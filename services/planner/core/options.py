@@ -12,15 +12,17 @@ MODES = (ON, OFF, DRY_RUN)
 class ModelSettings:
     """How the iteration-time models are learned. A row is `row_s` of one node; a node's fit keeps `rows_kept` of them.
 
-    Warm-up ends when the mean relative error on the `newest` rows of each phase is below `target_error`, or after
-    `warm_up_limit_s`. `optional_terms`: c5 (knees tried: `knee_tokens`) and d3 may be added where they lower the
-    held-out error. `experts_per_token`, `experts`: k and E where nodes do not say them.
+    Warm-up ends when the mean relative error on the `newest` rows of each phase is below `target_error`, not before
+    `warm_up_least_s` and not after `warm_up_limit_s` of work. `optional_terms`: c5 (knees tried: `knee_tokens`) and d3
+    may be added where they lower the held-out error. `experts_per_token`, `experts`: k and E where nodes do not say
+    them.
     """
 
     row_s: float = 1.0
     rows_kept: int = 1800
     newest: int = 10
     target_error: float = 0.07
+    warm_up_least_s: float = 60.0
     warm_up_limit_s: float = 1800.0
     refit_s: float = 5.0
     optional_terms: bool = True

@@ -13,6 +13,7 @@ import msgspec
 
 from schemas.phase import Phase, Workload
 from schemas.telemetry import IterationBatch, RequestTelemetry
+from services.planner.core.demand import Demand, Pauses
 
 
 class SliceKind(StrEnum):
@@ -33,13 +34,15 @@ class WindowSettings:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """A closed slice. `workload` is the mean of its `requests`; `q` the mean number of requests in decode."""
+    """A closed slice. `workload` is the mean of its `requests`; `q` the mean number of requests in decode; `demand` has
+    the sums behind both, where they are known."""
 
     start: float
     kind: SliceKind
     requests: int
     workload: Workload | None
     q: float | None
+    demand: Demand | None = None
 
 
 @dataclass(slots=True)
@@ -58,54 +61,6 @@ class _Source:
         self.counted_to = max(now, self.counted_to)
 
 
-@dataclass(slots=True)
-class _Sums:
-    requests: int = 0
-    t_uc: int = 0
-    t_c: int = 0
-    pairs: float = 0.0
-    t_out: int = 0
-    decode_steps: int = 0
-    accepted: int = 0
-
-    def add(self, record: RequestTelemetry) -> None:
-        self.requests += 1
-        self.t_uc += record.uncached_tokens
-        self.t_c += record.cached_tokens
-        self.pairs += attention_pairs(record.uncached_tokens, record.cached_tokens)
-        self.t_out += record.output_tokens
-
-    def mean(self) -> Workload | None:
-        """Per request; `t_acc` is per request and decode iteration, 1 where nothing was decoded."""
-        if self.requests == 0:
-            return None
-        n = self.requests
-        t_acc = self.accepted / self.decode_steps if self.decode_steps else 1.0
-        return Workload(
-            t_uc=self.t_uc / n,
-            t_c=self.t_c / n,
-            attention_pairs=self.pairs / n,
-            t_out=self.t_out / n,
-            t_acc=t_acc,
-        )
-
-    def plus(self, other: "_Sums") -> "_Sums":
-        return _Sums(
-            self.requests + other.requests,
-            self.t_uc + other.t_uc,
-            self.t_c + other.t_c,
-            self.pairs + other.pairs,
-            self.t_out + other.t_out,
-            self.decode_steps + other.decode_steps,
-            self.accepted + other.accepted,
-        )
-
-
-def attention_pairs(t_uc: int, t_c: int) -> float:
-    """Query-key pairs of a prefill: t_uc*t_c + t_uc*(t_uc+1)/2."""
-    return t_uc * t_c + t_uc * (t_uc + 1) / 2
-
-
 class Windows:
     """Slices follow one another from `start` on (monotonic seconds), windows of `settings.slices` of them likewise.
 
@@ -119,12 +74,13 @@ class Windows:
         self.rejected = 0
         self._nodes: dict[str, _Source] = {}
         self._routers: dict[str, _Source] = {}
-        self._sums = _Sums()
+        self._sums = Demand()
+        self._pauses = Pauses()
         self._gone = False
         self._switch_active = False
         self._switch_overlap = False
         self._window: list[Slice] = []
-        self._recent: deque[tuple[Slice, _Sums]] = deque(maxlen=settings.slices)
+        self._recent: deque[tuple[Slice, Demand]] = deque(maxlen=settings.slices)
 
     def node_beat(self, node: str, decoding: int, now: float) -> None:
         """A heartbeat of a node with the number of its running decode requests."""
@@ -145,7 +101,7 @@ class Windows:
         if not all(map(math.isfinite, (record.t_arrive, record.t_end, record.t))):
             self.rejected += 1
         elif record.output_tokens > 0:
-            self._sums.add(record)
+            self._sums.add(record, self._pauses.pause_s(record))
 
     def iterations(self, batch: IterationBatch) -> None:
         """Decode iterations give the accepted tokens per request and iteration."""
@@ -181,7 +137,7 @@ class Windows:
                 sums = sums.plus(part)
                 area += closed.q * self.settings.slice_s
                 seconds += self.settings.slice_s
-        return sums.mean(), area / seconds if seconds > 0 else None
+        return sums.workload(), area / seconds if seconds > 0 else None
 
     def _beat(self, sources: dict[str, _Source], name: str, decoding: int, now: float) -> None:
         source = sources.setdefault(name, _Source(heard_at=now, counted_to=now))
@@ -200,11 +156,18 @@ class Windows:
             router.count_to(end)
         kind = self._kind()
         usable = kind in (SliceKind.KNOWN, SliceKind.IDLE)
-        workload = self._sums.mean() if kind is SliceKind.KNOWN else None
+        workload = self._sums.workload() if kind is SliceKind.KNOWN else None
         q = area / self.settings.slice_s if usable else None
-        closed = Slice(start=self.start, kind=kind, requests=self._sums.requests, workload=workload, q=q)
+        closed = Slice(
+            start=self.start,
+            kind=kind,
+            requests=self._sums.requests,
+            workload=workload,
+            q=q,
+            demand=self._sums if usable else None,
+        )
         self._recent.append((closed, self._sums))
-        self.start, self._sums, self._gone = end, _Sums(), False
+        self.start, self._sums, self._gone = end, Demand(), False
         self._switch_overlap = self._switch_active
         for source in (*self._nodes.values(), *self._routers.values()):
             source.decode_area, source.silence_s = 0.0, 0.0
@@ -222,7 +185,7 @@ class Windows:
     def check(self) -> None:
         """No negative sum, no workload or gauge that is not finite, never a full window left unreported."""
         assert len(self._window) < self.settings.slices
-        assert min(self._sums.requests, self._sums.t_uc, self._sums.t_c, self._sums.decode_steps) >= 0
+        self._sums.check()
         for closed, _ in self._recent:
             assert closed.q is None or (math.isfinite(closed.q) and closed.q >= 0)
             assert (closed.workload is not None) == (closed.kind is SliceKind.KNOWN)
