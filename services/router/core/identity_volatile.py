@@ -22,7 +22,9 @@ def without_volatile(body: dict[str, Any], prefixes: Sequence[str]) -> dict[str,
         kept = _kept(system, prefixes)
         return body if kept is system else {**body, "system": kept}
     messages = body.get("messages")
-    first = messages[0] if isinstance(messages, list) and messages else None
+    if not isinstance(messages, list) or not messages:
+        return body
+    first = messages[0]
     if not isinstance(first, Mapping) or first.get("role") not in ("system", "developer"):
         return body
     content = first.get("content")

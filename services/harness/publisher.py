@@ -1,0 +1,91 @@
+"""Events on their way to the broker, in order, from a thread of their own: saying something never waits."""
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from types import TracebackType
+from typing import Self
+
+from .connection import Connection, Unreachable
+from .events import Event
+
+MAX_WAITING = 10_000
+_PAUSE_S = 0.5
+_LOG = logging.getLogger("ei.harness")
+
+
+class Publisher:
+    """Sends what `say` is given. An event that is not stored within `patience_s` is dropped and logged; `close` waits
+    at most `timeout_s`. May be used from any thread, and from a coroutine. `stored` and `dropped` count events."""
+
+    def __init__(self, url: str, nkey: str = "", *, timeout_s: float = 1.0, patience_s: float = 60.0) -> None:
+        self.stored = self.dropped = 0
+        self._connection = Connection(url, nkey, timeout_s)
+        self._timeout_s, self._patience_s = timeout_s, patience_s
+        self._waiting: deque[tuple[float, Event]] = deque()
+        self._changed = threading.Condition()
+        self._closing_at: float | None = None
+        self._thread = threading.Thread(target=self._run, name="ei-harness", daemon=True)
+        self._thread.start()
+
+    def say(self, event: Event) -> None:
+        """Queue an event; when too many wait, the oldest goes."""
+        with self._changed:
+            if len(self._waiting) >= MAX_WAITING:
+                self._waiting.popleft()
+                self._drop("too many events wait for the broker")
+            self._waiting.append((time.monotonic() + self._patience_s, event))
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Send what waits, within `timeout_s`."""
+        with self._changed:
+            self._closing_at = time.monotonic() + self._timeout_s
+            self._changed.notify()
+        self._thread.join(2 * self._timeout_s)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _run(self) -> None:
+        with asyncio.Runner() as runner:
+            while (waiting := self._next()) is not None:
+                runner.run(self._send(*waiting))
+            runner.run(self._connection.close())
+
+    def _next(self) -> tuple[float, Event] | None:
+        """The next event; None when nothing waits and nothing more may come."""
+        with self._changed:
+            while not self._waiting and self._closing_at is None:
+                self._changed.wait()
+            if self._closing_at is not None and time.monotonic() > self._closing_at:
+                while self._waiting:
+                    self._waiting.popleft()
+                    self._drop("the harness ended before the broker took them")
+            return self._waiting.popleft() if self._waiting else None
+
+    async def _send(self, deadline: float, event: Event) -> None:
+        while True:
+            try:
+                await self._connection.publish(event)
+            except Unreachable as error:
+                limit = deadline if self._closing_at is None else min(deadline, self._closing_at)
+                if time.monotonic() + _PAUSE_S > limit:
+                    self._drop(str(error) or type(error).__name__)
+                    return
+                await asyncio.sleep(_PAUSE_S)
+            else:
+                self.stored += 1
+                return
+
+    def _drop(self, why: str) -> None:
+        self.dropped += 1
+        if self.dropped == 1:
+            _LOG.warning("branch events are lost, the first because: %s", why)
