@@ -9,7 +9,7 @@ is the same code for all of them.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from schemas.phase import Phase
 from schemas.serve import FetchSource
@@ -123,6 +123,10 @@ class Cluster(Protocol):
 
     def draw(self) -> float: ...
 
+    def refer(self, node: str, keys: bytes, *, referenced: bool, unreachable: bool) -> None:
+        """Mark copies in a node's host memory (packed keys) for eviction, as a directory says."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -156,7 +160,10 @@ class Withdraw:
 
 @dataclass(frozen=True, slots=True)
 class Migrate:
-    """Move a running decode to another node; its KV travels while it goes on, the last step stops it."""
+    """Move a running decode to another node; its KV travels while it goes on, then it stops there and goes on here.
+
+    Nothing happens where the other node has no room for it.
+    """
 
     call: Call
     node: str
@@ -205,6 +212,7 @@ class System(Protocol):
         ...
 
 
+@runtime_checkable
 class KvListener(Protocol):
     """A system that follows where KV lies implements this too; keys as packed little-endian uint64, in chain order."""
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from schemas.kv import keys_of
-from services.kvpool.core.eviction import EvictionOrder
+from services.kvpool.core.eviction import REFERENCED, UNREACHABLE, EvictionOrder
 
 PIECE_BLOCKS = 32
 MEAN_BLOCKS = 6
@@ -56,21 +56,18 @@ class Tier:
         """Keep the leading run of [first, last) in place until `unhold` of what is returned; counts as a use."""
         slots: list[int] = []
         self._walk(keys, first, last, slots)
-        order = self._order
-        for slot in slots:
-            if not order.holds[slot]:
-                self.held_blocks += self._blocks[slot]
-            order.hold(slot)
         if slots:
-            order.touch(slots[-1], now)
+            for slot in slots:
+                if not self._order.holds[slot]:
+                    self.held_blocks += self._blocks[slot]
+            self._order.hold(slots)
+            self._order.touch(slots, now)
         return slots
 
     def unhold(self, slots: list[int]) -> None:
         """Let go of what `hold` returned."""
-        order = self._order
-        for slot in reversed(slots):
-            order.unhold(slot)
-            if not order.holds[slot]:
+        if slots:
+            for slot in self._order.unhold(slots):
                 self.held_blocks -= self._blocks[slot]
 
     def _walk(self, keys: "array[int]", at: int, last: int, slots: list[int] | None) -> int:
@@ -97,26 +94,28 @@ class Tier:
 
     # writing
 
-    def write(self, keys: "array[int]", first: int, last: int, now: float) -> list[tuple[int, int]]:
+    def write(
+        self, keys: "array[int]", first: int, last: int, now: float, reserved_blocks: int = 0
+    ) -> list[tuple[int, int]]:
         """Bring blocks [first, last) of a context here; those written now, as ranges of it.
 
         What is here already counts as used. Fewer than asked are written when no more can be evicted.
+        `reserved_blocks` of the capacity belong to others.
         """
         written: list[tuple[int, int]] = []
-        at, parent, guarded = first, self._slot(keys[first - 1]) if first else None, list[int]()
+        parent = self._slot(keys[first - 1]) if first else None
+        self._make_room_beside(parent, last - first, reserved_blocks, now)
+        at, limit = first, self.capacity_blocks - reserved_blocks
         while at < last:
             slot = self._slot(keys[at])
             if slot is not None:
                 passed: list[int] = []
                 at = self._walk(keys, at, last, passed)
                 parent = passed[-1]
-                self._order.touch(parent, now)
+                self._order.touch([parent], now)
                 continue
             end = self._gap(keys, at, last)
-            if parent is not None:
-                self._order.hold(parent)
-                guarded.append(parent)
-            if not self.make_room(end - at):
+            if self.used_blocks + end - at > limit or not self._free:
                 break
             parent = self._put(keys, at, end, parent, now)
             if written and written[-1][1] == at:
@@ -124,9 +123,18 @@ class Tier:
             else:
                 written.append((at, end))
             at = end
-        for slot in guarded:
-            self._order.unhold(slot)
         return written
+
+    def _make_room_beside(self, slot: int | None, blocks: int, reserved_blocks: int, now: float) -> None:
+        """Make room, but not by taking this piece."""
+        if self.used_blocks + reserved_blocks + blocks <= self.capacity_blocks and len(self._free) > blocks:
+            return
+        guarded = [] if slot is None else [slot]
+        if guarded:
+            self._order.hold(guarded)
+        self.make_room(blocks, reserved_blocks, blocks)
+        if guarded:
+            self._order.unhold(guarded)
 
     def _gap(self, keys: "array[int]", at: int, last: int) -> int:
         """The end of the next piece to write: consecutive keys that are not here."""
@@ -138,9 +146,9 @@ class Tier:
                     length = self._first[slot] - key
         return at + length
 
-    def make_room(self, blocks: int, reserved_blocks: int = 0) -> bool:
-        """Evict until `blocks` more fit beside `reserved_blocks` that others were promised; whether they do."""
-        while self.used_blocks + reserved_blocks + blocks > self.capacity_blocks or not self._free:
+    def make_room(self, blocks: int, reserved_blocks: int = 0, pieces: int = 1) -> bool:
+        """Evict until `blocks` more, in `pieces`, fit beside `reserved_blocks` of others; whether they do."""
+        while self.used_blocks + reserved_blocks + blocks > self.capacity_blocks or len(self._free) < pieces:
             slot = self._order.pop()
             if slot is None:
                 return False
@@ -193,6 +201,7 @@ class Tier:
 
     def refer(self, packed: bytes, *, referenced: bool, unreachable: bool) -> None:
         """The directory's word on copies here. A piece is referenced while any block of it is, unreachable when all."""
+        marks: dict[int, list[int]] = {}
         for key, blocks in _runs(packed):
             end = key + blocks
             while key < end:
@@ -202,17 +211,20 @@ class Tier:
                     continue
                 at = key - self._first[slot]
                 stop = min(end, self._first[slot] + self._blocks[slot])
-                self._mark(slot, ((1 << stop - key) - 1) << at, referenced=referenced, unreachable=unreachable)
+                bits = self._mark(slot, ((1 << stop - key) - 1) << at, referenced=referenced, unreachable=unreachable)
+                marks.setdefault(bits, []).append(slot)
                 key = stop
+        for bits, slots in marks.items():
+            self._order.mark(slots, bits)
 
-    def _mark(self, slot: int, bits: int, *, referenced: bool, unreachable: bool) -> None:
+    def _mark(self, slot: int, blocks: int, *, referenced: bool, unreachable: bool) -> int:
         before = self._referenced[slot]
-        after = before | bits if referenced else before & ~bits
-        lost = self._unreachable[slot] | bits if unreachable else self._unreachable[slot] & ~bits
+        after = before | blocks if referenced else before & ~blocks
+        lost = self._unreachable[slot] | blocks if unreachable else self._unreachable[slot] & ~blocks
         self._referenced[slot], self._unreachable[slot] = after, lost
         self.referenced_blocks += after.bit_count() - before.bit_count()
         whole = (1 << self._blocks[slot]) - 1
-        self._order.mark(slot, referenced=after > 0, unreachable=lost == whole)
+        return (REFERENCED if after else 0) | (UNREACHABLE if lost == whole else 0)
 
     def check(self) -> None:
         """Sizes, holds and places agree with the order's."""
