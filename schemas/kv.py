@@ -105,14 +105,30 @@ class ReferenceChange(msgspec.Struct, frozen=True, kw_only=True):
         keys_of(self.hashes)
 
 
+class ValueChange(msgspec.Struct, frozen=True, kw_only=True):
+    """What copies on one node are worth while they are referenced, or while they are not: among copies of equal rank
+    those of the smallest value go first. 0 where nothing was said; void when the copy's `referenced` changes."""
+
+    value: Annotated[int, Meta(ge=0, le=255)]
+    referenced: bool
+    hashes: bytes
+
+    def __post_init__(self) -> None:
+        keys_of(self.hashes)
+
+
 class KvReference(Message, frozen=True, kw_only=True):
-    """`kv.reference`: directory to a node's pool; eviction there follows it. `full` replaces all the pool knew."""
+    """`kv.reference`: directory to a node's pool; eviction there follows it. `full` replaces all the pool knew.
+
+    `changes` are applied before `values`.
+    """
 
     node: str
     incarnation: int
     seq: Count
     full: bool = False
     changes: list[ReferenceChange]
+    values: list[ValueChange] = []
 
 
 class Capacities(msgspec.Struct, frozen=True, kw_only=True):

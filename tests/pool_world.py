@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from schemas.block_key import pack_keys
-from schemas.kv import KvReference, ReferenceChange
+from schemas.kv import KvReference, ReferenceChange, ValueChange
 from schemas.pool import AllocateRequest, CommitRequest
 from services.arena import fingerprint_of
 from services.kvpool.core.blocks import Effects
@@ -41,6 +41,14 @@ def refer(
     """What the directory would say of these blocks."""
     change = ReferenceChange(referenced=referenced, unreachable=unreachable, hashes=pack_keys(digests))
     for _ in core.refer(KvReference(node="n", incarnation=1, seq=seq, changes=[change])):
+        pass
+    core.check()
+
+
+def worth(core: PoolCore, digests: Sequence[bytes], value: int, *, referenced: bool = True, seq: int = 1) -> None:
+    """What the directory would say that these blocks are worth."""
+    change = ValueChange(value=value, referenced=referenced, hashes=pack_keys(digests))
+    for _ in core.refer(KvReference(node="n", incarnation=1, seq=seq, changes=[], values=[change])):
         pass
     core.check()
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from schemas.block_key import pack_keys, short_key
-from schemas.kv import ChangeType, KvReference, LocationChange, ReferenceChange, Tier, keys_of
+from schemas.kv import ChangeType, KvReference, LocationChange, ReferenceChange, Tier, ValueChange, keys_of
 from schemas.pool import AllocateRequest, CommitRequest, LeaseRequest
 from services.kvpool.core.blocks import AdoptedBlock, Effects
 from services.kvpool.core.pool import PoolCore
@@ -53,6 +53,8 @@ class _Block:
     depth: int
     referenced: bool = False
     unreachable: bool = False
+    worth: dict[bool, int] = field(default_factory=lambda: {True: 0, False: 0})
+    """By whether it is referenced."""
 
 
 @dataclass
@@ -107,10 +109,10 @@ class PoolAgainstModel(RuleBasedStateMachine):
         return {block.slot for block in self.blocks.values()} | self.doomed | set(self.aside)
 
     def _next_victim(self, guarded: set[bytes]) -> bytes | None:
-        def order(digest: bytes) -> tuple[int, float, int, int]:
+        def order(digest: bytes) -> tuple[int, int, float, int, int]:
             block = self.blocks[digest]
             rank = 0 if block.unreachable else 2 if block.referenced else 1
-            return rank, block.used_s, -block.depth, block.slot
+            return rank, block.worth[block.referenced] if rank else 0, block.used_s, -block.depth, block.slot
 
         may_go = [
             digest
@@ -291,6 +293,7 @@ class PoolAgainstModel(RuleBasedStateMachine):
         if full:
             for block in self.blocks.values():
                 block.referenced = block.unreachable = False
+                block.worth = {True: 0, False: 0}
         for referenced in (True, False):
             for unreachable in (True, False):
                 digests = data.draw(st.lists(st.sampled_from(DIGESTS), max_size=4, unique=True))
@@ -298,10 +301,22 @@ class PoolAgainstModel(RuleBasedStateMachine):
                 changes.append(ReferenceChange(referenced=referenced, unreachable=unreachable, hashes=hashes))
                 for digest in digests:
                     if digest in self.blocks:
+                        if self.blocks[digest].referenced != referenced:
+                            self.blocks[digest].worth[not referenced] = 0
                         self.blocks[digest].referenced = referenced
                         self.blocks[digest].unreachable = unreachable
+        values = []
+        for referenced in (True, False):
+            digests = data.draw(st.lists(st.sampled_from(DIGESTS), max_size=6, unique=True))
+            value = data.draw(st.integers(0, 3))
+            values.append(ValueChange(value=value, referenced=referenced, hashes=pack_keys(digests)))
+            for digest in digests:
+                if digest in self.blocks:
+                    self.blocks[digest].worth[referenced] = value
         self.reference_seq += 1
-        message = KvReference(node="n", incarnation=1, seq=self.reference_seq, full=full, changes=changes)
+        message = KvReference(
+            node="n", incarnation=1, seq=self.reference_seq, full=full, changes=changes, values=values
+        )
         for _ in self.core.refer(message):
             pass
 

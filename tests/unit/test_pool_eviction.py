@@ -2,9 +2,11 @@
 
 import pytest
 
+from schemas.block_key import pack_keys
+from schemas.kv import KvReference, ReferenceChange
 from schemas.pool import AllocateRequest, CommitRequest, LeaseRequest
 from services.kvpool.core.pool import PoolCore
-from tests.pool_world import context, evict, refer, store
+from tests.pool_world import context, evict, refer, store, worth
 
 
 def test_unreferenced_blocks_go_before_referenced_ones_and_older_before_newer() -> None:
@@ -24,6 +26,54 @@ def test_a_block_goes_only_after_every_block_that_extends_it() -> None:
     store(core, left, 2.0, parent=trunk[-1])
     store(core, right, 3.0, parent=trunk[-1])
     assert evict(core, 6) == [left[1], left[0], right[1], right[0], trunk[1], trunk[0]]
+
+
+def test_among_referenced_blocks_the_least_worth_goes_first_and_equals_by_time() -> None:
+    core = PoolCore("n", 1, 5)
+    (a,), (b,), (c,), (d,), (e,) = (context(name, 1) for name in "abcde")
+    for now, digest in enumerate((a, b, c, d, e)):
+        store(core, [digest], float(now))
+    refer(core, [a, b, c, d])
+    worth(core, [a], 9)
+    worth(core, [b, d], 4)
+    assert evict(core, 5) == [e, c, b, d, a]
+
+
+def test_a_worth_never_lets_an_unreferenced_block_outlive_a_referenced_one() -> None:
+    core = PoolCore("n", 1, 3)
+    (a,), (b,), (c,) = (context(name, 1) for name in "abc")
+    for now, digest in enumerate((a, b, c)):
+        store(core, [digest], float(now))
+    refer(core, [c])
+    worth(core, [a, b], 255)
+    worth(core, [a], 255, referenced=False)
+    assert evict(core, 3) == [b, a, c]
+
+
+def test_what_a_copy_was_worth_is_void_when_it_is_claimed_or_let_go() -> None:
+    core = PoolCore("n", 1, 2)
+    (a,), (b,) = (context(name, 1) for name in "ab")
+    store(core, [a], 0.0)
+    store(core, [b], 1.0)
+    refer(core, [a, b])
+    worth(core, [a], 9)
+    refer(core, [a], referenced=False, seq=2)
+    refer(core, [a], seq=3)
+    assert evict(core, 2) == [a, b]
+
+
+def test_a_full_word_makes_all_earlier_values_void() -> None:
+    core = PoolCore("n", 1, 2)
+    (a,), (b,) = (context(name, 1) for name in "ab")
+    store(core, [a], 0.0)
+    store(core, [b], 1.0)
+    refer(core, [a, b])
+    worth(core, [a], 9)
+    change = ReferenceChange(referenced=True, hashes=pack_keys([a, b]))
+    for _ in core.refer(KvReference(node="n", incarnation=2, seq=1, full=True, changes=[change])):
+        pass
+    core.check()
+    assert evict(core, 2) == [a, b]
 
 
 def test_equal_times_let_the_deepest_block_go_first() -> None:

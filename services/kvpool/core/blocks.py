@@ -1,6 +1,5 @@
 """The blocks of one pool: their slots, their tree, their way in and out, and what the log says of it."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -161,11 +160,11 @@ class BlockTable:
         if self.unverified:
             self.unverified.discard(slot)
 
-    def unhold(self, slots: Iterable[int]) -> None:
+    def unhold(self, slots: list[int]) -> None:
         """Readers let go of these slots."""
-        for slot in slots:
-            self.order.unhold(slot)
-            if slot in self._doomed and not self.order.holds[slot]:
+        loose = self.order.unhold(slots)
+        if self._doomed:
+            for slot in self._doomed.intersection(loose):
                 self._doomed.discard(slot)
                 self.slots.free(slot)
 

@@ -1,7 +1,9 @@
-"""Which block goes next: unreachable pieces, then unreferenced ones, then referenced ones; least recently used first.
+"""Which block goes next: unreachable pieces, then unreferenced ones, then referenced ones; among equals those of least
+value, then the least recently used.
 
 A block goes only after every block here that extends it, and never while it is held. Equal times: deepest first.
-A block counts as used at least as late as any block that extended it.
+A block counts as used at least as late as any block that extended it. Values are what the directory says of the copy,
+one for the time it is referenced and one for the time it is not; where it says nothing, count and time alone decide.
 
 Candidates (committed leaves nobody holds) have an entry with their present key in a heap; entries whose key or block
 has changed are dropped when they surface, so each operation takes amortised O(log n).
@@ -10,12 +12,16 @@ has changed are dropped when they surface, so each operation takes amortised O(l
 import heapq
 from array import array
 
+import numpy as np
+import numpy.typing as npt
+
 REFERENCED, UNREACHABLE, READY = 1, 2, 4
 """Bits of `flags`: READY blocks are committed, all others are being written and cannot go."""
 _RANK = tuple(0 if flags & UNREACHABLE else 2 if flags & REFERENCED else 1 for flags in range(8))
 _SLACK = 1024
 
-Key = tuple[int, float, int, int]
+Key = tuple[int, int, float, int, int]
+_Slots = npt.NDArray[np.intp]
 
 
 class EvictionOrder:
@@ -31,6 +37,14 @@ class EvictionOrder:
         self.holds = array("I", bytes(4 * slots))
         self.flags = bytearray(slots)
         self.present = bytearray(slots)
+        self.keep = bytearray(slots)
+        """Value of a copy while it is referenced."""
+        self.rest = bytearray(slots)
+        """Value of a copy while it is not."""
+        self._holds = np.frombuffer(self.holds, np.uint32)
+        self._times = np.frombuffer(self.last_used_s, np.float64)
+        self._bits = np.frombuffer(self.flags, np.uint8)
+        self._children_of = np.frombuffer(self.first_child, np.uint32)
         self.held_blocks = 0
         self.referenced_blocks = 0
         self.unreachable_blocks = 0
@@ -71,7 +85,7 @@ class EvictionOrder:
         flags = self.flags[slot]
         self.referenced_blocks -= flags & REFERENCED
         self.unreachable_blocks -= (flags & UNREACHABLE) // UNREACHABLE
-        self.present[slot] = self.flags[slot] = 0
+        self.present[slot] = self.flags[slot] = self.keep[slot] = self.rest[slot] = 0
         parent = self.parent[slot]
         if parent:
             self._detach(slot, parent - 1)
@@ -98,42 +112,70 @@ class EvictionOrder:
             link = self.next_sibling[link - 1]
         return children
 
-    def touch(self, slot: int, now_s: float) -> None:
-        """The block in `slot` was read or written."""
-        if self.last_used_s[slot] < now_s:
-            self.last_used_s[slot] = now_s
-            self._offer(slot)
+    def touch(self, slots: list[int], now_s: float) -> None:
+        """The blocks in these slots were read or written."""
+        at = np.array(slots, np.intp)
+        at = at[self._times[at] < now_s]
+        self._times[at] = now_s
+        self._offer_leaves(at)
 
-    def hold(self, slot: int) -> None:
-        """One more reader needs `slot` to stay as it is."""
-        if not self.holds[slot]:
-            self.held_blocks += 1
-        self.holds[slot] += 1
+    def hold(self, slots: list[int]) -> None:
+        """One more reader needs each of these slots to stay as it is."""
+        at = np.array(slots, np.intp)
+        self.held_blocks += len(np.unique(at[self._holds[at] == 0]))
+        np.add.at(self._holds, at, 1)
 
-    def unhold(self, slot: int) -> None:
-        """One reader of `slot` is done."""
-        assert self.holds[slot], f"slot {slot} is not held"
-        self.holds[slot] -= 1
-        if not self.holds[slot]:
-            self.held_blocks -= 1
-            self._offer(slot)
+    def unhold(self, slots: list[int]) -> list[int]:
+        """One reader of each of these slots is done; returns those that nobody holds now."""
+        at = np.array(slots, np.intp)
+        assert self._holds[at].all(), "a slot is not held"
+        np.subtract.at(self._holds, at, 1)
+        loose = np.unique(at[self._holds[at] == 0])
+        self.held_blocks -= len(loose)
+        self._offer_leaves(loose)
+        found: list[int] = loose.tolist()
+        return found
 
-    def mark(self, slot: int, *, referenced: bool, unreachable: bool) -> None:
-        """What the directory says of the copy in `slot`."""
-        old = self.flags[slot]
-        new = (old & READY) | (REFERENCED if referenced else 0) | (UNREACHABLE if unreachable else 0)
-        if new != old:
-            self.referenced_blocks += (new & REFERENCED) - (old & REFERENCED)
-            self.unreachable_blocks += bool(new & UNREACHABLE) - bool(old & UNREACHABLE)
-            self.flags[slot] = new
-            self._offer(slot)
+    def mark(self, slots: list[int], bits: int) -> None:
+        """What the directory says of the copies in these slots: REFERENCED, UNREACHABLE, both or neither.
+
+        A value said for the time when a copy was (or was not) referenced is void when that ends.
+        """
+        at = np.array(slots, np.intp)
+        old = self._bits[at]
+        differs = (old & (REFERENCED | UNREACHABLE)) != bits
+        if not differs.any():
+            return
+        at, old = at[differs], old[differs]
+        self._bits[at] = (old & READY) | bits
+        was, lost = int(np.count_nonzero(old & REFERENCED)), int(np.count_nonzero(old & UNREACHABLE))
+        self.referenced_blocks += (len(at) if bits & REFERENCED else 0) - was
+        self.unreachable_blocks += (len(at) if bits & UNREACHABLE else 0) - lost
+        void = self.rest if bits & REFERENCED else self.keep
+        np.frombuffer(void, np.uint8)[at] = 0
+        self._offer_leaves(at)
+
+    def value(self, slots: list[int], value: int, *, referenced: bool) -> None:
+        """What the copies in these slots are worth while they are referenced, or while they are not."""
+        at = np.array(slots, np.intp)
+        values = np.frombuffer(self.keep if referenced else self.rest, np.uint8)
+        at = at[values[at] != value]
+        values[at] = value
+        concerned = at[(self._bits[at] & REFERENCED != 0) == referenced]
+        self._offer_leaves(concerned)
+
+    def forget_values(self) -> None:
+        """Nothing is known of any copy's value."""
+        self.keep[:] = self.rest[:] = bytes(len(self.keep))
+        self._heap = [self.key(slot) for slot in self._leaves(np.arange(len(self.flags)))]
+        heapq.heapify(self._heap)
 
     def pop(self) -> int | None:
         """The slot of the block that goes next, to be removed by the caller; None if none may go."""
         while self._heap:
             entry = heapq.heappop(self._heap)
             if self._is_current(entry):
-                return entry[3]
+                return entry[-1]
         return None
 
     def is_candidate(self, slot: int) -> bool:
@@ -142,20 +184,33 @@ class EvictionOrder:
 
     def key(self, slot: int) -> Key:
         """What the order compares; the smallest goes first."""
-        return _RANK[self.flags[slot]], self.last_used_s[slot], -self.depth[slot], slot
+        rank = _RANK[self.flags[slot]]
+        value = self.keep[slot] if rank == 2 else self.rest[slot] if rank else 0
+        return rank, value, self.last_used_s[slot], -self.depth[slot], slot
+
+    def _leaves(self, at: _Slots) -> list[int]:
+        """Those of these slots whose block may go."""
+        free = (self._bits[at] & READY != 0) & (self._children_of[at] == 0) & (self._holds[at] == 0)
+        found: list[int] = at[free].tolist()
+        return found
+
+    def _offer_leaves(self, at: _Slots) -> None:
+        for slot in self._leaves(at):
+            self._push(slot)
 
     def _offer(self, slot: int) -> None:
-        flags = self.flags[slot]
-        if not flags & READY or self.first_child[slot] or self.holds[slot]:
-            return
-        heapq.heappush(self._heap, (_RANK[flags], self.last_used_s[slot], -self.depth[slot], slot))
+        if self.flags[slot] & READY and not self.first_child[slot] and not self.holds[slot]:
+            self._push(slot)
+
+    def _push(self, slot: int) -> None:
+        heapq.heappush(self._heap, self.key(slot))
         if len(self._heap) > self._heap_limit:
             self._heap = list({entry for entry in self._heap if self._is_current(entry)})
             heapq.heapify(self._heap)
             self._heap_limit = 2 * len(self._heap) + _SLACK
 
     def _is_current(self, entry: Key) -> bool:
-        return self.is_candidate(entry[3]) and self.key(entry[3]) == entry
+        return self.is_candidate(entry[-1]) and self.key(entry[-1]) == entry
 
     def check(self) -> None:
         """Links go both ways, counts are right, and every candidate is in the heap under its present key."""

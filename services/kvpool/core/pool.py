@@ -87,9 +87,8 @@ class PoolCore:
         found = self._index.find_all(request.digests)
         before = self._index.find(request.parent) if request.parent else None
         guarded = [slot for slot in (before, *found) if slot is not None]
-        for here in guarded:
-            self._order.hold(here)
-            self._order.touch(here, now_s)
+        self._order.hold(guarded)
+        self._order.touch(guarded, now_s)
         self.blocks.make_room(found.count(None), effects)
         granted: list[tuple[int, int] | None] = []
         refused = 0
@@ -171,10 +170,8 @@ class PoolCore:
         self.blocks.unhold(self.leases.release(id_))
 
     def _hold(self, holds: Holds, id_: str, slots: list[int], now_s: float) -> None:
-        for slot in holds.add(id_, slots):
-            self._order.hold(slot)
-        for slot in slots:
-            self._order.touch(slot, now_s)
+        self._order.hold(holds.add(id_, slots))
+        self._order.touch(slots, now_s)
 
     # time and loss
 
@@ -213,36 +210,40 @@ class PoolCore:
         self._marks = bytearray(self._slots.capacity) if message.full else None
         for change in message.changes:
             bits = (REFERENCED if change.referenced else 0) | (UNREACHABLE if change.unreachable else 0)
-            keys = keys_of(change.hashes)
-            for start in range(0, len(keys), SLICE_KEYS):
-                self._refer_slice(keys[start : start + SLICE_KEYS].tolist(), bits)
+            for slots in self._slices(change.hashes):
+                if self._marks is None:
+                    self._order.mark(slots, bits)
+                for slot in slots if self._marks is not None else ():
+                    self._marks[slot] = bits
                 yield
         if self._marks is not None:
             yield from self._sweep(self._marks)
             self._marks = None
+            self._order.forget_values()
+        for worth in message.values:
+            for slots in self._slices(worth.hashes):
+                self._order.value(slots, worth.value, referenced=worth.referenced)
+                yield
 
-    def _refer_slice(self, keys: list[int], bits: int) -> None:
-        for key in keys:
-            slot = self._index.slot_of.get(key)
-            if slot is None:
-                continue
-            if self._marks is not None:
-                self._marks[slot] = bits
-            else:
-                self._mark(slot, bits)
+    def _slices(self, hashes: bytes) -> Iterator[list[int]]:
+        """The slots of those of these keys that are here, in slices."""
+        keys = keys_of(hashes)
+        for start in range(0, len(keys), SLICE_KEYS):
+            found = map(self._index.slot_of.get, keys[start : start + SLICE_KEYS].tolist())
+            yield [slot for slot in found if slot is not None]
 
     def _sweep(self, marks: bytearray) -> Iterator[None]:
         """Bring every block to what a full message said, or did not say, of it."""
         flags = np.frombuffer(bytes(self._order.flags), np.uint8) & (REFERENCED | UNREACHABLE)
-        differing: list[int] = np.flatnonzero(flags != np.frombuffer(bytes(marks), np.uint8)).tolist()
+        differing = np.flatnonzero(flags != np.frombuffer(bytes(marks), np.uint8))
         for start in range(0, len(differing), SLICE_KEYS):
-            for slot in differing[start : start + SLICE_KEYS]:
+            by_bits: dict[int, list[int]] = {}
+            for slot in differing[start : start + SLICE_KEYS].tolist():
                 if self._order.present[slot]:
-                    self._mark(slot, marks[slot])
+                    by_bits.setdefault(marks[slot], []).append(slot)
+            for bits, slots in by_bits.items():
+                self._order.mark(slots, bits)
             yield
-
-    def _mark(self, slot: int, bits: int) -> None:
-        self._order.mark(slot, referenced=bool(bits & REFERENCED), unreachable=bool(bits & UNREACHABLE))
 
     def device(self, changes: Iterable[LocationChange]) -> None:
         """What the engine says of device memory; RejectedMessage for anything else."""
