@@ -11,7 +11,8 @@ L1, L2 = "l1", "l2"
 
 
 class NodeMemory:
-    """Blocks of one node. `promised` device blocks belong to requests that run or were let in, outside the tree.
+    """Blocks of one node. `promised` device blocks belong to requests that run or were let in, outside the tree;
+    `held` ones are their prefixes in it, shared ones counted for each.
 
     `time`: virtual now, for evictions that writing causes.
     """
@@ -20,7 +21,7 @@ class NodeMemory:
         self, name: str, l1_blocks: int, l2_blocks: int, watch: KvListener | None, time: Callable[[], float]
     ) -> None:
         self.name = name
-        self.promised = 0
+        self.promised = self.held = 0
         self._watch, self._time = watch, time
         self._sizes = l1_blocks, l2_blocks
         self.l1, self.l2 = self._tiers()
@@ -52,7 +53,7 @@ class NodeMemory:
 
     def room(self) -> int:
         """Device blocks that a new request could take."""
-        return self.l1.capacity_blocks - self.l1.held_blocks - self.promised
+        return self.l1.capacity_blocks - self.held - self.promised
 
     def promise(self, blocks: int) -> None:
         """Set device blocks aside for a request; what lies there unused goes."""

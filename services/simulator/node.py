@@ -30,11 +30,12 @@ ROUTER = "router"
 class Held:
     """What a prefill leg keeps: pieces in host memory, and pieces and promised blocks on the device once it is in."""
 
-    __slots__ = ("device", "host", "promised", "sent_at")
+    __slots__ = ("device", "device_blocks", "host", "promised", "sent_at")
 
     def __init__(self) -> None:
-        self.host: list[int] = []
-        self.device: list[int] = []
+        self.host: int | None = None
+        self.device: int | None = None
+        self.device_blocks = 0
         self.promised = 0
         self.sent_at = 0.0
 
@@ -223,7 +224,7 @@ class Node:
         _, blocks = self.memory.leading(call.keys, self._limit(call))
         held = self._held[call.id]
         self.memory.l2.unhold(held.host)
-        held.host = self.memory.l2.hold(call.keys, 0, blocks, now)
+        held.host = self.memory.l2.hold(call.keys, blocks, now)
         self._unqueue(call)
         call.cached_tokens = blocks * self.world.block_tokens
         self.queued_uncached += call.uncached_tokens
@@ -236,20 +237,20 @@ class Node:
         end = peer.memory.l2.reach(call.keys, first, min(last, self._limit(call)))
         if end <= first:
             return now
-        slots = peer.memory.l2.hold(call.keys, first, end, now)
+        slot = peer.memory.l2.hold(call.keys, end, now)
         tokens = (end - first) * self.world.block_tokens
         done = send_between(peer.serves, self.fetches, tokens * self.world.hardware.kv_bytes_per_token, now)
         done += self.world.hardware.latency_s
-        self.world.agenda.at(done, lambda _: peer.memory.l2.unhold(slots))
+        self.world.agenda.at(done, lambda _: peer.memory.l2.unhold(slot))
         call.fetched_tokens += tokens
         return done
 
     def _release(self, effect: fx.Release, now: float) -> None:
         """The queue lets go of a pin; `_held` says whose."""
         held = self._held.get(effect.fetch_id.split("/", 1)[0])
-        if held is not None and held.host:
+        if held is not None:
             self.memory.l2.unhold(held.host)
-            held.host = []
+            held.host = None
 
     def _give_up(self, effect: fx.FetchGivenUp, now: float) -> None:
         self.given_up_fetches += 1
@@ -299,8 +300,8 @@ class Node:
         held, memory, block = self._held[call.id], self.memory, self.world.block_tokens
         device, blocks = memory.leading(call.keys, self._limit(call))
         memory.write_device(call.keys, device, blocks, now)
-        held.device = memory.l1.hold(call.keys, 0, blocks, now)
         blocks = memory.l1.reach(call.keys, 0, blocks)
+        self._hold_device(call, held, blocks, now)
         held.promised = max(0, -(-(call.prompt_tokens + 1) // block) - blocks)
         memory.promise(held.promised)
         call.cached_tokens = blocks * block
@@ -311,6 +312,13 @@ class Node:
             self.world.agenda.at(self.restores.send(size, now), lambda at: self.engine.prefill(item, at))
         else:
             self.engine.prefill(item, now)
+
+    def _hold_device(self, call: Call, held: Held, blocks: int, now: float) -> None:
+        """Hold so many leading blocks of the prompt on the device instead of what was held."""
+        memory = self.memory
+        memory.l1.unhold(held.device)
+        memory.held += blocks - held.device_blocks
+        held.device, held.device_blocks = memory.l1.hold(call.keys, blocks, now), blocks
 
     def _prefilled(self, effect: fx.Prefilled, now: float) -> None:
         """The decode leg may start when the KV is here: the prefill node says when."""
@@ -393,8 +401,7 @@ class Node:
         memory.promised -= held.promised
         held.promised = 0
         memory.write_device(call.keys, first, full, now)
-        memory.l1.unhold(held.device)
-        held.device = memory.l1.hold(call.keys, 0, full, now)
+        self._hold_device(call, held, full, now)
         memory.write_host(call.keys, first, full, now)
         sink = self.world.node(call.decode_node)
         if sink is not self:
@@ -414,8 +421,7 @@ class Node:
     def handed_off(self, call: Call, now: float) -> None:
         """The KV of a call has left: its blocks here are a cache from now on."""
         held = self._held[call.id]
-        self.memory.l1.unhold(held.device)
-        held.device = []
+        self._hold_device(call, held, 0, now)
         self._left(call, Phase.PREFILL, Finish.HANDED_OFF, now)
 
     def decode_done(self, call: Call, now: float) -> None:

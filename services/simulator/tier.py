@@ -32,7 +32,6 @@ class Tier:
     def __init__(self, capacity_blocks: int, evicted: Callable[[Gone], None] | None = None) -> None:
         self.capacity_blocks = capacity_blocks
         self.used_blocks = 0
-        self.held_blocks = 0
         self.referenced_blocks = 0
         self._evicted = evicted
         self._slots = max(1024, capacity_blocks // MEAN_BLOCKS)
@@ -43,6 +42,7 @@ class Tier:
         self._parent_key: list[int | None] = [None] * self._slots
         self._referenced: list[int] = [0] * self._slots
         self._unreachable: list[int] = [0] * self._slots
+        self._top: list[int] = [0] * self._slots
         self._at: dict[int, list[int]] = {}
         self._orphans: dict[int, list[int]] = {}
 
@@ -50,41 +50,39 @@ class Tier:
 
     def reach(self, keys: "array[int]", first: int, last: int) -> int:
         """How far blocks [first, last) of a context are here without a gap: the end of the run from `first` on."""
-        return self._walk(keys, first, last, None)
-
-    def hold(self, keys: "array[int]", first: int, last: int, now: float) -> list[int]:
-        """Keep the leading run of [first, last) in place until `unhold` of what is returned; counts as a use."""
-        slots: list[int] = []
-        self._walk(keys, first, last, slots)
-        if slots:
-            for slot in slots:
-                if not self._order.holds[slot]:
-                    self.held_blocks += self._blocks[slot]
-            self._order.hold(slots)
-            self._order.touch(slots, now)
-        return slots
-
-    def unhold(self, slots: list[int]) -> None:
-        """Let go of what `hold` returned."""
-        if slots:
-            for slot in self._order.unhold(slots):
-                self.held_blocks -= self._blocks[slot]
-
-    def _walk(self, keys: "array[int]", at: int, last: int, slots: list[int] | None) -> int:
-        while at < last:
-            key = keys[at]
-            slot = self._slot(key)
-            if slot is None:
-                break
-            left = self._blocks[slot] - (key - self._first[slot])
-            most = min(left, last - at)
-            if keys[at + most - 1] == key + most - 1:
-                at += most
+        if first >= last or not self._joins(keys[first], first):
+            return min(first, last)
+        if self._joins(keys[last - 1], first):
+            return last
+        low, high = first + 1, last - 1
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._joins(keys[middle - 1], first):
+                low = middle
             else:
-                at += _common(keys, at, most)
-            if slots is not None:
-                slots.append(slot)
-        return at
+                high = middle - 1
+        return low
+
+    def _joins(self, key: int, first: int) -> bool:
+        """Whether the block is here, and all before it back to block number `first`: pieces go suffix first."""
+        slot = self._slot(key)
+        return slot is not None and self._top[slot] <= first
+
+    def hold(self, keys: "array[int]", blocks: int, now: float) -> int | None:
+        """Keep a context in place as far back as it is here from block `blocks` - 1; counts as a use.
+
+        What it extends cannot go before it. Give the result to `unhold`; None: that block is not here.
+        """
+        slot = self._slot(keys[blocks - 1]) if blocks else None
+        if slot is not None:
+            self._order.hold([slot])
+            self._order.touch([slot], now)
+        return slot
+
+    def unhold(self, slot: int | None) -> None:
+        """Let go of what `hold` returned."""
+        if slot is not None:
+            self._order.unhold([slot])
 
     def _slot(self, key: int) -> int | None:
         for slot in self._at.get(key >> _SPREAD, ()):
@@ -109,9 +107,9 @@ class Tier:
         while at < last:
             slot = self._slot(keys[at])
             if slot is not None:
-                passed: list[int] = []
-                at = self._walk(keys, at, last, passed)
-                parent = passed[-1]
+                at = self.reach(keys, at, last)
+                parent = self._slot(keys[at - 1])
+                assert parent is not None
                 self._order.touch([parent], now)
                 continue
             end = self._gap(keys, at, last)
@@ -165,21 +163,36 @@ class Tier:
             self._at.setdefault(bucket, []).append(slot)
         self.used_blocks += blocks
         self._order.add(slot, parent, end, now)
+        self._top[slot] = at if parent is None else self._top[parent]
         if parent is None and before is not None:
             self._orphans.setdefault(before, []).append(slot)
         if self._orphans:
             for key in range(first, first + blocks):
                 for child in self._orphans.pop(key, ()):
                     self._order.attach(child, slot)
+                    self._rooted(child, self._top[slot])
         self._order.ready(slot, now)
         return slot
 
+    def _rooted(self, slot: int, top: int) -> None:
+        """The run of blocks to which this piece and all that extend it belong begins at block number `top`."""
+        order, waiting = self._order, [slot]
+        while waiting:
+            slot = waiting.pop()
+            self._top[slot] = top
+            link = order.first_child[slot]
+            while link:
+                waiting.append(link - 1)
+                link = order.next_sibling[link - 1]
+
     def _take(self, slot: int) -> None:
         first, blocks, before = self._first[slot], self._blocks[slot], self._parent_key[slot]
+        depth = self._order.depth[slot]
         for child in self._order.remove(slot):
             key = self._parent_key[child]
             assert key is not None
             self._orphans.setdefault(key, []).append(child)
+            self._rooted(child, depth)
         if before is not None and before in self._orphans:
             waiting = self._orphans[before]
             if slot in waiting:
@@ -233,12 +246,13 @@ class Tier:
         live = [slot for slot in range(self._slots) if order.present[slot]]
         assert len(live) + len(self._free) == self._slots
         assert self.used_blocks == sum(self._blocks[slot] for slot in live) <= self.capacity_blocks
-        assert self.held_blocks == sum(self._blocks[slot] for slot in live if order.holds[slot])
         assert self.referenced_blocks == sum(self._referenced[slot].bit_count() for slot in live)
         for slot in live:
             assert self._slot(self._first[slot]) == slot
             assert self._slot(self._first[slot] + self._blocks[slot] - 1) == slot
-            orphan = not order.parent[slot] and self._parent_key[slot] is not None
+            parent = order.parent[slot]
+            assert not parent or self._top[slot] == self._top[parent - 1]
+            orphan = not parent and self._parent_key[slot] is not None
             assert orphan == (slot in self._orphans.get(self._parent_key[slot] or 0, ()))
 
 

@@ -6,7 +6,6 @@ base's prompt but at most two blocks: then its prompt holds the base's prompt, t
 
 import gzip
 import itertools
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -74,7 +73,7 @@ class Turn:
     base: int | None
     keep: int
     goes_on: bool
-    add: tuple[tuple[int, int], ...]
+    add: list[tuple[int, int]]
     last: bool
     prefix_class: str | None
     prefix_blocks: int
@@ -118,18 +117,12 @@ def load_trace(path: Path) -> Trace:
 
 def _play(name: str, rows: list[_Row], block: int) -> Play:
     number = {row.request_id: i for i, row in enumerate(rows)}
-    previous: dict[str, int] = {}
-    turns: list[Turn] = []
-    heirs: dict[int, int] = {}
+    last_of = {row.session_id: i for i, row in enumerate(rows)}
+    bases, goes_on, heirs = _bases(rows, number, block)
     unblocks: list[list[tuple[int, float]]] = [[] for _ in rows]
+    turns: list[Turn] = []
     for i, row in enumerate(rows):
-        base = number[row.ctx.base] if row.ctx.base is not None else previous.get(row.session_id)
-        full = rows[base].input_length // block if base is not None else 0
-        goes_on = base is not None and row.op in ("append", "fork") and row.ctx.keep >= full - TAIL_BLOCKS
-        if goes_on and base is not None:
-            heirs.setdefault(base, i)
-        previous[row.session_id] = i
-        after = tuple((number[d.request_id], d.delay_ms / 1e3) for d in row.dependencies)
+        after = tuple([(number[d.request_id], d.delay_ms / 1e3) for d in row.dependencies])
         for waits_for, delay_s in after:
             unblocks[waits_for].append((i, delay_s))
         turns.append(
@@ -142,23 +135,35 @@ def _play(name: str, rows: list[_Row], block: int) -> Play:
                 output_tokens=row.output_length,
                 not_before_s=row.not_before_ms / 1e3,
                 after=after,
-                base=base,
+                base=bases[i],
                 keep=row.ctx.keep,
-                goes_on=goes_on,
-                add=tuple((first, count) for first, count in row.ctx.add),
-                last=row.end,
+                goes_on=i in goes_on,
+                add=row.ctx.add,
+                last=row.end or last_of[row.session_id] == i,
                 prefix_class=row.prefix_class,
                 prefix_blocks=row.prefix_blocks,
+                heir=heirs.get(i),
             )
         )
-    return Play(name, list(_with_heirs(turns, heirs)), _top(rows), unblocks)
+    return Play(name, turns, _top(rows), unblocks)
 
 
-def _with_heirs(turns: list[Turn], heirs: dict[int, int]) -> Iterator[Turn]:
-    last_of = {turn.branch: i for i, turn in enumerate(turns)}
-    for i, turn in enumerate(turns):
-        changed = {"heir": heirs.get(i), "last": turn.last or last_of[turn.branch] == i}
-        yield Turn(**{name: changed.get(name, getattr(turn, name)) for name in Turn.__slots__})
+def _bases(rows: list[_Row], number: dict[str, int], block: int) -> tuple[list[int | None], set[int], dict[int, int]]:
+    """Per row its base; the rows that go on from theirs; the first that goes on from each."""
+    previous: dict[str, int] = {}
+    bases: list[int | None] = []
+    goes_on: set[int] = set()
+    heirs: dict[int, int] = {}
+    for i, row in enumerate(rows):
+        base = number[row.ctx.base] if row.ctx.base is not None else previous.get(row.session_id)
+        bases.append(base)
+        previous[row.session_id] = i
+        if base is None or row.op not in ("append", "fork"):
+            continue
+        if row.ctx.keep >= rows[base].input_length // block - TAIL_BLOCKS:
+            goes_on.add(i)
+            heirs.setdefault(base, i)
+    return bases, goes_on, heirs
 
 
 def _top(rows: list[_Row]) -> int:
