@@ -1,6 +1,7 @@
 """What the planner shows on /metrics."""
 
-from schemas.phase import Phase
+from schemas.iteration_model import IterationModel
+from schemas.phase import Decision, Phase
 from services.observe import Metrics
 from services.planner.core.policy import Planner
 from services.planner.core.switches import Switch
@@ -24,12 +25,30 @@ class PlannerMetrics:
         self._failed = metrics.counter("switch_failed_requests_total", "Requests that failed during switches.")
         self._records = metrics.gauge("rejected_records_count", "Telemetry records with values that are not finite.")
 
-    def show(self, planner: Planner) -> None:
-        """Bring the gauges up to date."""
+        self._decisions = metrics.counter(
+            "decisions_total", "Decisions taken without being asked.", ["kind", "outcome"]
+        )
+        self._errors = metrics.gauge(
+            "model_error_ratio", "Mean relative error of a node's model on its newest windows.", ["node", "phase"]
+        )
+        self._warm_up = metrics.gauge("warming_up_count", "1 until the iteration-time models are frozen.")
+
+    def show(self, planner: Planner, models: list[IterationModel]) -> None:
+        """Bring the gauges up to date; `models` is empty when they are as before."""
+        self._warm_up.set(planner.models.warming_up)
+        for model in models:
+            for phase, error in ((Phase.PREFILL, model.prefill_error), (Phase.DECODE, model.decode_error)):
+                if error is not None and phase.value not in model.borrowed:
+                    self._errors.labels(model.node, phase.value).set(error)
         split = planner.fleet.split()
         for phase, count in ((Phase.PREFILL, split.prefill), (Phase.DECODE, split.decode), (Phase.BOTH, split.both)):
             self._nodes.labels(phase.value).set(count)
         self._records.set(planner.windows.rejected)
+
+    def decided(self, decision: Decision) -> None:
+        """Count a decision of the planner's own."""
+        outcome = "ordered" if decision.applied else "held" if decision.split_new is None else "said"
+        self._decisions.labels(decision.kind, outcome).inc()
 
     def switched(self, switch: Switch) -> None:
         """Count a switch that has ended."""

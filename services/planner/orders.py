@@ -11,8 +11,9 @@ from schemas.phase import PLANNER_QUERY, Decision, PhaseCommand, PlannerQuery, P
 from schemas.subjects import Subjects
 from services.app import App
 from services.bus import BusError, Delivery
+from services.planner.core.explain import decision_of
 from services.planner.core.moves import Refused
-from services.planner.core.policy import Order, Planner
+from services.planner.core.policy import Decided, Order, Planner
 from services.planner.core.switches import Switch
 from services.planner.metrics import PlannerMetrics
 from services.planner.settings import PlannerServiceSettings
@@ -75,6 +76,17 @@ class Orders:
 
         return respond
 
+    async def carry_out(self, decided: Decided) -> None:
+        """A decision of the planner's own: its commands, then itself; BusError when they cannot be sent."""
+        if decided.order is not None:
+            self._changed()
+            try:
+                await self._command(decided.order, decided.decision.why)
+            except BusError as error:
+                self._core.withdraw(decided.order, f"command not delivered: {error}", self._app.clock.now())
+                raise
+        await self._publish(decided.decision)
+
     async def _split(self, query: PlannerQuery) -> PlannerReply:
         if query.split is None:
             raise Refused("a split query needs `split`, such as 2P1D")
@@ -92,14 +104,14 @@ class Orders:
             raise Refused("a pin query needs `node` and `pinned`")
         self._core.pin(query.node, pinned=query.pinned)
         why = f"{'pinned' if query.pinned else 'unpinned'} {query.node}: {query.reason}"
-        await self._decide(_new_id(), None, why)
+        await self._decide(_new_id(), None, why, "pin")
         return self._reply()
 
     async def _mode(self, query: PlannerQuery) -> PlannerReply:
         if query.mode is None:
             raise Refused("a mode query needs `mode`: on, off or dry-run")
         self._core.set_mode(query.mode)
-        await self._decide(_new_id(), None, f"mode {query.mode}: {query.reason}")
+        await self._decide(_new_id(), None, f"mode {query.mode}: {query.reason}", "mode")
         return self._reply()
 
     async def _status(self, query: PlannerQuery) -> PlannerReply:
@@ -110,14 +122,14 @@ class Orders:
         """Command the nodes and wait until the last of them has switched; what it cost is in the reply."""
         order = make(_new_id(), self._app.clock.now())
         if not order.commands:
-            await self._decide(order.decision_id, order, f"{why}: {order.split_now} already", applied=False)
+            await self._decide(order.decision_id, order, f"{why}: {order.split_now} already")
             return self._reply(decision_id=order.decision_id)
         waiting: asyncio.Future[Switch] = asyncio.get_running_loop().create_future()
         self._waiting[order.decision_id] = waiting
         self._changed()
         try:
             await self._command(order, why)
-            await self._decide(order.decision_id, order, why, applied=True)
+            await self._decide(order.decision_id, order, why)
         except BusError as error:
             self._core.withdraw(order, f"command not delivered: {error}", self._app.clock.now())
         return self._reply(await waiting)
@@ -136,23 +148,24 @@ class Orders:
             )
             await self._app.bus.store(self._subjects.phase_command(command.node), encode(message), message.id)
 
-    async def _decide(self, key: str, order: Order | None, why: str, *, applied: bool = True) -> None:
-        self.own.add(key)
-        split = str(self._core.fleet.split())
-        decision = Decision(
-            id=key,
-            t=self._app.clock.wall(),
-            split_now=split if order is None else order.split_now,
+    async def _decide(self, key: str, order: Order | None, why: str, kind: str = "hand") -> None:
+        """Publish what was ordered by hand; an order without commands changes nothing."""
+        decision = decision_of(
+            key,
+            kind,
+            why,
+            self._core.standing(),
+            split_now=str(self._core.fleet.split()) if order is None else order.split_now,
             split_new=None if order is None or not order.commands else order.split_new,
-            workload=None if order is None else order.workload,
-            q=None if order is None else order.q,
-            applied=applied,
-            why=why,
-            nodes=[] if order is None else [command.node for command in order.commands],
-            pinned=sorted(self._core.pinned),
-            mode=self._core.mode,
+            order=order,
         )
-        await self._app.bus.store(self._subjects.planner_decision(), encode(decision), key)
+        applied = order is None or bool(order.commands)
+        await self._publish(msgspec.structs.replace(decision, applied=applied))
+
+    async def _publish(self, decision: Decision) -> None:
+        self.own.add(decision.id)
+        message = msgspec.structs.replace(decision, t=self._app.clock.wall())
+        await self._app.bus.store(self._subjects.planner_decision(), encode(message), message.id)
 
     def _reply(self, switch: Switch | None = None, *, error: str = "", decision_id: str = "") -> PlannerReply:
         reply = PlannerReply(

@@ -1,12 +1,14 @@
 """`ei-planner`: hears heartbeats and finished requests, takes orders, commands phases, publishes decisions."""
 
 import asyncio
+import uuid
 from collections.abc import Callable
 from typing import TypeVar
 
 from starlette.routing import BaseRoute
 
-from schemas.codec import RejectedMessage
+from schemas.codec import RejectedMessage, encode
+from schemas.iteration_model import IterationModel, PlannerModels
 from schemas.kv import NODE_HELLO
 from schemas.phase import (
     DECISION,
@@ -17,9 +19,9 @@ from schemas.streams import phase_stream, planner_stream
 from schemas.subjects import Subjects
 from schemas.telemetry import ITERATION_BATCH, NODE_TELEMETRY, REQUEST_TELEMETRY, ROUTER_TELEMETRY
 from services.app import App
-from services.bus import Delivery
+from services.bus import BusError, Delivery
 from services.observe import RateLimitedLog
-from services.planner.core.policy import Planner
+from services.planner.core.policy import Decided, Planner
 from services.planner.core.switches import Switch
 from services.planner.core.windows import SliceKind
 from services.planner.metrics import PlannerMetrics
@@ -33,15 +35,19 @@ IDLE_TICK_S = 0.5
 
 
 class PlannerService:
-    """Decode, core, perform. Orders by hand are answered when their switch is over."""
+    """Decode, core, perform. Orders by hand are answered when their switch is over; the planner's own decisions are
+    carried out and published one after the other."""
 
     def __init__(self, app: App[PlannerServiceSettings]) -> None:
         self._app = app
         self._subjects = Subjects(app.settings.partition)
-        self._core = Planner(app.settings.policy(), app.clock.now())
+        self._core = Planner(app.settings.policy(), app.clock.now(), f"{app.settings.name}-{uuid.uuid4().hex[:12]}")
         self._metrics = PlannerMetrics(app.metrics)
         self._rare = RateLimitedLog(app.log, app.clock)
         self._wake = asyncio.Event()
+        self._decided: asyncio.Queue[Decided] = asyncio.Queue()
+        self._models: list[IterationModel] | None = None
+        self._was_warming_up = True
         self._orders = Orders(app, self._core, self._metrics, self._wake.set)
 
     async def start(self) -> None:
@@ -62,6 +68,7 @@ class PlannerService:
         await bus.publish(subjects.node_hello_query(), b"")
         await self._orders.start()
         self._app.tasks.create_task(self._ticks(), name="planner ticks")
+        self._app.tasks.create_task(self._decisions(), name="decisions")
 
     def not_ready(self) -> list[str]:
         return []
@@ -94,7 +101,7 @@ class PlannerService:
 
     async def _on_hello(self, delivery: Delivery) -> None:
         if (hello := self._decoded(NODE_HELLO.decode, delivery)) is not None:
-            self._core.block_size(hello.block_size)
+            self._core.hello(hello)
 
     async def _on_phase_state(self, delivery: Delivery) -> None:
         if (state := self._decoded(PHASE_STATE.decode, delivery)) is not None:
@@ -109,7 +116,7 @@ class PlannerService:
     async def _on_decision(self, delivery: Delivery) -> None:
         decision = self._decoded(DECISION.decode, delivery)
         if decision is not None and decision.id not in self._orders.own:
-            self._core.decision_seen(decision)
+            self._core.decision_seen(decision, self._app.clock.now())
 
     def _decoded(self, decode: Callable[[bytes], T], delivery: Delivery) -> T | None:
         try:
@@ -122,6 +129,7 @@ class PlannerService:
     async def _ticks(self) -> None:
         while True:
             self._tick()
+            await self._publish_models()
             busy = bool(self._core.switches.open)
             try:
                 async with asyncio.timeout(TICK_S if busy else IDLE_TICK_S):
@@ -141,9 +149,53 @@ class PlannerService:
                 self._metrics.slices.labels(one.kind.value).inc()
             if all(one.kind is SliceKind.UNKNOWN for one in window):
                 self._app.log.warning("window_unknown", slices=len(window))
-        self._metrics.show(self._core)
+        for decided in report.decided:
+            self._decided.put_nowait(decided)
+        self._models = report.models or self._models
+        if self._was_warming_up and not self._core.models.warming_up:
+            self._was_warming_up = False
+            self._warm_up_ended()
+        self._metrics.show(self._core, report.models or [])
         if self._app.settings.debug_checks:
             self._core.check()
+
+    def _warm_up_ended(self) -> None:
+        late, took_s = self._core.models.late, self._core.models.warm_up_s(self._app.clock.now())
+        say = self._app.log.warning if late else self._app.log.info
+        say("models_frozen", after_s=round(took_s, 1), within_target=not late)
+
+    async def _decisions(self) -> None:
+        """Carry out and publish what was decided; a broker that is away loses the decision, not the planner."""
+        while True:
+            decided = await self._decided.get()
+            decision = decided.decision
+            try:
+                await self._orders.carry_out(decided)
+            except BusError as error:
+                self._rare.warning("decision_lost", kind=decision.kind, decision=decision.id, error=str(error))
+                continue
+            self._metrics.decided(decision)
+            new, why = decision.split_new, decision.why
+            self._app.log.info("decided", kind=decision.kind, split=decision.split_now, new=new, why=why)
+
+    async def _publish_models(self) -> None:
+        """Routers predict with them; telemetry, so lost ones are not repeated."""
+        if self._models is None:
+            return
+        core, settings, now = self._core, self._app.settings, self._app.clock.now()
+        message = PlannerModels(
+            id=uuid.uuid4().hex,
+            t=self._app.clock.wall(),
+            models=self._models,
+            warming_up=core.models.warming_up,
+            warm_up_s=core.models.warm_up_s(now),
+            target_error=settings.model.target_error,
+        )
+        self._models = None
+        try:
+            await self._app.bus.publish(self._subjects.planner_models(), encode(message))
+        except BusError as error:
+            self._rare.warning("not_published", kind="models", error=str(error))
 
     def _finished(self, switch: Switch) -> None:
         self._metrics.switched(switch)

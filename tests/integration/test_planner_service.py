@@ -175,7 +175,7 @@ async def test_what_was_lost_during_the_switch_is_in_the_reply(connect: Connect)
         ("split", PlannerQuery(), "a split query needs `split`"),
         ("phase", PlannerQuery(node="node-2", phase=Phase.PREFILL), "node 'node-2' is the last that serves decode"),
         ("pin", PlannerQuery(node="nobody", pinned=True), "node 'nobody' is not live"),
-        ("mode", PlannerQuery(mode="on"), "needs the throughput model, which this version does not have"),
+        ("mode", PlannerQuery(mode="sideways"), "mode 'sideways' is none of on, off, dry-run"),
     ],
 )
 async def test_refused_orders_say_why_and_command_nothing(

@@ -135,7 +135,8 @@ def test_a_restarted_planner_takes_epochs_from_the_stream_and_pins_from_the_last
     planner.command_seen(
         PhaseCommand(id="x", t=0.0, node="a", phase=Phase.DECODE, epoch=9, reason="", decision_id="old"), 0.0
     )
-    planner.decision_seen(Decision(id="old", t=0.0, split_now="1P2D", applied=True, why="", pinned=["b"], mode="off"))
+    last = Decision(id="old", t=0.0, split_now="1P2D", applied=True, why="", pinned=["b"], mode="off")
+    planner.decision_seen(last, 0.0)
     for name, phase, epoch in (("a", Phase.DECODE, 9), ("b", Phase.DECODE, 3), ("c", Phase.PREFILL, 0)):
         planner.heard(beat(name, phase, epoch), 1.0)
     order = planner.order_split(Split.parse("2P1D"), "d1", 1.1)

@@ -1,15 +1,21 @@
 """What the planner's policy can be told: every number and every improvement over the plain rules is a setting."""
 
 from dataclasses import dataclass, field
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
 
 from services.planner.core.windows import WindowSettings
 
 ON, OFF, DRY_RUN = "on", "off", "dry-run"
 MODES = (ON, OFF, DRY_RUN)
+Above = Annotated[float, Meta(gt=0)]
+Share = Annotated[float, Meta(ge=0, lt=1)]
+Count = Annotated[int, Meta(ge=1)]
 
 
-@dataclass(frozen=True, slots=True)
-class ModelSettings:
+class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How the iteration-time models are learned. A row is `row_s` of one node; a node's fit keeps `rows_kept` of them.
 
     Warm-up ends when the mean relative error on the `newest` rows of each phase is below `target_error`, not before
@@ -18,52 +24,56 @@ class ModelSettings:
     them.
     """
 
-    row_s: float = 1.0
-    rows_kept: int = 1800
-    newest: int = 10
-    target_error: float = 0.07
+    row_s: Above = 1.0
+    rows_kept: Count = 1800
+    newest: Count = 10
+    target_error: Above = 0.07
     warm_up_least_s: float = 60.0
-    warm_up_limit_s: float = 1800.0
-    refit_s: float = 5.0
+    warm_up_limit_s: Above = 1800.0
+    refit_s: Above = 5.0
     optional_terms: bool = True
     knee_tokens: tuple[int, ...] = (256, 512, 1024, 2048, 4096, 8192)
     experts_per_token: int = 0
     experts: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class DecideSettings:
+class DecideSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How a split is chosen. Durations in seconds, gains and effects as shares.
 
     `closed_loop`: each candidate's throughput is the fixed point X = N/(Z + R_P(X) + R_D(X)); off: Theta with q as
     measured under the split now. `latency_slack`: among splits whose throughput is within this share of the best, the
-    one with the best predicted P95 TTFT (or the first that meets `ttft_target_s` and `tpot_target_s`) is taken; 0: off.
-    `safe_switch`: corrected test over all candidates, `min_effect`, the donor pool re-predicted with its queued work,
-    and probation; off: mean > `stderrs` standard errors alone.
+    one with the best predicted P95 TTFT (or, of those that meet `ttft_target_s` and `tpot_target_s`, the one of highest
+    throughput) is taken; 0: off. `safe_switch`: corrected test over all candidates (chance of any wrong one:
+    `family_error`), effects of at least `min_effect` in throughput or `min_latency_effect` in P95 TTFT, the donor pool
+    re-predicted with its queued work (which must drain in `donor_wait_s`), and probation; off: mean > `stderrs`
+    standard errors alone. On probation, `probation_s` long, a queue that is `probation_sigmas` deviations above what it
+    was in `probation_ticks` ticks in a row undoes the switch; what was undone is not tried for `reverted_windows`.
     """
 
-    stderrs: float = 2.0
+    stderrs: Above = 2.0
     cooldown_s: float = 120.0
     closed_loop: bool = True
-    latency_slack: float = 0.05
-    ttft_target_s: float | None = None
-    tpot_target_s: float | None = None
+    latency_slack: Share = 0.05
+    ttft_target_s: Above | None = None
+    tpot_target_s: Above | None = None
     safe_switch: bool = True
-    family_error: float = 0.05
-    min_effect: float = 0.03
-    donor_wait_s: float = 30.0
-    probation_s: float = 120.0
-    probation_tick_s: float = 5.0
-    probation_ticks: int = 3
-    probation_sigmas: float = 4.0
+    family_error: Annotated[float, Meta(gt=0, lt=1)] = 0.05
+    min_effect: Share = 0.03
+    min_latency_effect: Share = 0.15
+    donor_wait_s: Above = 30.0
+    probation_s: Above = 120.0
+    probation_tick_s: Above = 5.0
+    probation_ticks: Count = 3
+    probation_sigmas: Above = 4.0
+    reverted_windows: Count = 3
 
 
 @dataclass(frozen=True, slots=True)
 class PlannerSettings:
     """Durations in seconds. `settle_s`: how long after a switch requests that ended in it may still be reported.
 
-    `mode`: until a stored decision or an order says otherwise. `initial_split`: ordered when warm-up ends; None: the
-    best by the models. `warm_up`: in mode on, nodes run both phases until the models are there.
+    `mode`: until a stored decision or an order says otherwise. `warm_up`: in mode on, nodes run both phases until the
+    models are there. `initial_split`: ordered then; None, or one of another size: two thirds of the nodes prefill.
     """
 
     node_timeout_s: float = 3.0

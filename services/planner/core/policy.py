@@ -1,53 +1,34 @@
-"""The planner's policy, hand-ordered part: what an order becomes, which nodes it moves, and what it cost.
+"""The planner's policy: what it hears, orders by hand, and the passing of time.
 
 The split is read from heartbeats at every order; the planner's own memory of former orders decides nothing but epochs.
+What it does without being asked is in `autopilot`.
 """
 
 from dataclasses import dataclass, field
 
 from schemas.iteration_model import IterationModel
-from schemas.phase import Decision, Phase, PhaseCommand, PhaseState, Split, Workload
+from schemas.kv import NodeHello
+from schemas.phase import Decision, Phase, PhaseCommand, PhaseState, Split
 from schemas.telemetry import IterationBatch, NodeTelemetry, RequestTelemetry
+from services.planner.core.autopilot import Autopilot, Decided
+from services.planner.core.explain import Standing
 from services.planner.core.fleet import Fleet, Pending
+from services.planner.core.iteration_model import LearnedModels
 from services.planner.core.moves import Move, Refused, move_of_phase, moves_for_split
-from services.planner.core.options import MODES, OFF, PlannerSettings
-from services.planner.core.switches import Part, Switch, SwitchBook
+from services.planner.core.options import MODES, PlannerSettings
+from services.planner.core.ordering import Command, Order, Ordering
+from services.planner.core.switches import Switch, SwitchBook
 from services.planner.core.windows import Slice, Windows
 
-
-@dataclass(frozen=True, slots=True)
-class Command:
-    """Tell `node` to serve `phase`, as `epoch`."""
-
-    node: str
-    phase: Phase
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """What an accepted order becomes; without commands the split is the wanted one already."""
-
-    decision_id: str
-    split_now: str
-    split_new: str
-    commands: list[Command]
-    workload: Workload | None
-    q: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Decided:
-    """A decision taken without being asked: to be published (with the time), its `order` to be carried out before."""
-
-    decision: Decision
-    order: Order | None = None
+__all__ = ["Command", "Decided", "Order", "Planner", "PlannerSettings", "Report"]
+PUBLISH_S = 5.0
+"""How often the models are published while nothing about them changes but nu and rho."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Switches that have ended, nodes that fell silent, windows that closed, decisions taken and, when they changed,
-    the models of all nodes (None: as before)."""
+    """Switches that have ended, nodes that fell silent, windows that closed, decisions taken, and now and then the
+    models of all nodes (None: nothing to publish yet)."""
 
     switches: list[Switch]
     silent: list[str]
@@ -64,16 +45,31 @@ class Planner:
 
     def __init__(self, settings: PlannerSettings, now: float, run_id: str = "planner") -> None:
         """`run_id` begins the ids of the decisions taken here; it must differ between planners and restarts."""
-        self.run_id = run_id
         self.settings = settings
         self.fleet = Fleet(settings.node_timeout_s)
         self.switches = SwitchBook(settings.settle_s, settings.switch_timeout_s)
         self.windows = Windows(settings.window, now)
-        self.pinned: set[str] = set()
-        self.mode = OFF
+        self.models = LearnedModels(settings.model)
+        self._ordering = Ordering(self.fleet, self.switches, self.windows)
+        self._autopilot = Autopilot(settings, self._ordering, self.models, run_id)
         self._block_size = settings.block_size
         self._routers: dict[str, float] = {}
         self._finished: list[list[Slice]] = []
+        self._publish_at = now
+
+    @property
+    def mode(self) -> str:
+        """on, off or dry-run."""
+        return self._autopilot.mode
+
+    @property
+    def pinned(self) -> set[str]:
+        """Nodes that no order for a split moves."""
+        return self._autopilot.pinned
+
+    def standing(self) -> Standing:
+        """Pins, mode and frozen models: every decision carries them, and the planner that starts next takes them."""
+        return self._autopilot.standing()
 
     def heard(self, beat: NodeTelemetry, now: float) -> None:
         """A node's heartbeat."""
@@ -92,21 +88,24 @@ class Planner:
         """A finished request: work for the windows, and a loss if it was lost in a switch."""
         self._advance(now)
         self.windows.request(request)
+        self.models.request(request)
         self.switches.request_ended(request, self._block_size)
 
     def iterations(self, batch: IterationBatch, now: float) -> None:
         """Iterations of one node."""
         self._advance(now)
         self.windows.iterations(batch)
+        self.models.iterations(batch, now)
 
-    def block_size(self, tokens: int) -> None:
-        """The cluster's block size, from a node's hello."""
-        self._block_size = tokens
+    def hello(self, hello: NodeHello) -> None:
+        """What a node is."""
+        self._block_size = hello.block_size
+        self._autopilot.hello(hello)
 
     def phase_state(self, state: PhaseState, now: float) -> None:
         """A node's answer to a command."""
         self.switches.answered(state, now)
-        self._mark_windows()
+        self._ordering.mark_windows()
 
     def command_seen(self, command: PhaseCommand, now: float) -> None:
         """A command in the phase stream: our own come back, another planner's overtake ours, old ones set the epoch."""
@@ -114,27 +113,23 @@ class Planner:
         if self.fleet.commanded(command.node, pending):
             text = f"overtaken by decision {command.decision_id} of another planner"
             self.switches.supersede(command.node, command.epoch + 1, text, now)
-            self._mark_windows()
+            self._ordering.mark_windows()
 
-    def decision_seen(self, decision: Decision) -> None:
-        """The last stored decision, read at start: pins and mode outlive the process."""
-        self.pinned = set(decision.pinned)
-        self.mode = decision.mode if decision.mode in MODES else OFF
+    def decision_seen(self, decision: Decision, now: float) -> None:
+        """The last stored decision, read at start: pins, mode and models outlive the process."""
+        self._autopilot.resume(decision, now)
 
     def order_split(self, target: Split, decision_id: str, now: float) -> Order:
         """Order a split by hand; raises `Refused`."""
-        return self._order(moves_for_split(self.fleet.live(), target, self.pinned), decision_id, now)
+        return self._by_hand(moves_for_split(self.fleet.live(), target, self.pinned), decision_id, now)
 
     def order_phase(self, node: str, phase: Phase, decision_id: str, now: float) -> Order:
         """Order one node's phase by hand; raises `Refused`."""
-        return self._order(move_of_phase(self.fleet.live(), node, phase, self.pinned), decision_id, now)
+        return self._by_hand(move_of_phase(self.fleet.live(), node, phase, self.pinned), decision_id, now)
 
     def withdraw(self, order: Order, problem: str, now: float) -> None:
         """The commands did not reach the stream: the order's open parts end with `problem`."""
-        for command in order.commands:
-            self.fleet.forget_command(command.node, order.decision_id)
-            self.switches.fail(command.node, problem, now)
-        self._mark_windows()
+        self._ordering.withdraw(order, problem, now)
 
     def pin(self, node: str, *, pinned: bool) -> None:
         """Pin a live node to its phase, or unpin any node; raises `Refused`."""
@@ -144,15 +139,10 @@ class Planner:
         (self.pinned.add if pinned else self.pinned.discard)(node)
 
     def set_mode(self, mode: str) -> None:
-        """Choose the mode; raises `Refused` for an unknown one, and for automatic ones, which this version lacks."""
+        """Choose the mode; raises `Refused` for an unknown one."""
         if mode not in MODES:
             raise Refused(f"mode {mode!r} is none of {', '.join(MODES)}")
-        if mode != OFF:
-            raise Refused(
-                f"mode {mode!r} needs the throughput model, which this version does not have: "
-                "the split changes by hand only (ei split, ei phase)"
-            )
-        self.mode = mode
+        self._autopilot.set_mode(mode)
 
     def tick(self, now: float) -> Report:
         """Time passes: what has ended since the last tick."""
@@ -169,40 +159,30 @@ class Planner:
             for part in switch.parts.values():
                 if part.problem:
                     self.fleet.forget_command(part.node, switch.decision_id)
-        self._mark_windows()
+            self._autopilot.switch_ended(now)
+        self._ordering.mark_windows()
+        names = [node.name for node in self.fleet.live()]
+        learned = self.models.advance(now, names)
         windows, self._finished = self._finished, []
-        return Report(done, silent, windows)
+        decided = self._autopilot.act(windows, now)
+        self.windows.warming(active=self._autopilot.warming_up)
+        models = None
+        if learned or now >= self._publish_at:
+            self._publish_at = now + PUBLISH_S
+            models = self.models.models(names) or None
+        return Report(done, silent, windows, decided, models)
 
-    def _order(self, moves: list[Move], decision_id: str, now: float) -> Order:
+    def _by_hand(self, moves: list[Move], decision_id: str, now: float) -> Order:
         self._advance(now)
-        split_now = str(self.fleet.split())
-        commands = [Command(move.node, move.new, self.fleet.next_epoch(move.node)) for move in moves]
-        parts = {
-            move.node: Part(move.node, move.old, move.new, command.epoch, self._incarnation(move.node))
-            for move, command in zip(moves, commands, strict=True)
-        }
-        if parts:
-            self.switches.begin(Switch(decision_id, now, parts))
-        for command in commands:
-            self.fleet.commanded(command.node, Pending(command.phase, command.epoch, decision_id))
-        self._mark_windows()
-        workload, q = self.windows.recent(now)
-        return Order(decision_id, split_now, str(self.fleet.split()), commands, workload, q)
+        self._autopilot.ordered_by_hand()
+        return self._ordering.order(moves, decision_id, now)
 
     def _advance(self, now: float) -> None:
         self._finished += self.windows.advance(now)
-
-    def _incarnation(self, name: str) -> int:
-        node = self.fleet.get(name)
-        assert node is not None, f"a move of {name!r}, which is not live"
-        return node.incarnation
-
-    def _mark_windows(self) -> None:
-        self.windows.switching(active=any(s.ended_at is None for s in self.switches.open.values()))
 
     def check(self) -> None:
         """The invariants of all parts; the windows know whether a switch is under way."""
         self.fleet.check()
         self.switches.check()
         self.windows.check()
-        assert self.mode in MODES
+        self._autopilot.check()

@@ -1,7 +1,8 @@
 """Telemetry windows: slices of time with the mean work of a request and the mean number of requests in decode.
 
 A slice says `unknown` where a source that should have reported was silent, `idle` where everyone reported and nothing
-ran, `switching` where it overlaps a change of the split, else `known`. Unknown is never taken for zero.
+ran, `switching` where it overlaps a change of the split, `warm-up` where nodes were kept at both phases for it, else
+`known`. Unknown is never taken for zero.
 """
 
 import math
@@ -21,6 +22,7 @@ class SliceKind(StrEnum):
     IDLE = "idle"
     UNKNOWN = "unknown"
     SWITCHING = "switching"
+    WARM_UP = "warm-up"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,8 @@ class Windows:
         self._gone = False
         self._switch_active = False
         self._switch_overlap = False
+        self._warm_up_active = False
+        self._warm_up_overlap = False
         self._window: list[Slice] = []
         self._recent: deque[tuple[Slice, Demand]] = deque(maxlen=settings.slices)
 
@@ -116,6 +120,11 @@ class Windows:
         """From now on the split is (not) changing; a slice that overlaps a change is left out."""
         self._switch_active = active
         self._switch_overlap = self._switch_overlap or active
+
+    def warming(self, *, active: bool) -> None:
+        """From now on nodes are (not) kept at both phases for warm-up; a slice that overlaps it is left out."""
+        self._warm_up_active = active
+        self._warm_up_overlap = self._warm_up_overlap or active
 
     def advance(self, now: float) -> list[list[Slice]]:
         """Close every slice that has ended by `now`; returns the windows completed by that, oldest first."""
@@ -168,7 +177,7 @@ class Windows:
         )
         self._recent.append((closed, self._sums))
         self.start, self._sums, self._gone = end, Demand(), False
-        self._switch_overlap = self._switch_active
+        self._switch_overlap, self._warm_up_overlap = self._switch_active, self._warm_up_active
         for source in (*self._nodes.values(), *self._routers.values()):
             source.decode_area, source.silence_s = 0.0, 0.0
         return closed
@@ -176,6 +185,8 @@ class Windows:
     def _kind(self) -> SliceKind:
         if self._switch_overlap:
             return SliceKind.SWITCHING
+        if self._warm_up_overlap:
+            return SliceKind.WARM_UP
         sources = (*self._nodes.values(), *self._routers.values())
         silent = any(source.silence_s > self.settings.max_gap_s for source in sources)
         if self._gone or silent or not self._nodes or not self._routers:
