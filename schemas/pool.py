@@ -93,21 +93,24 @@ class PoolSource(msgspec.Struct, frozen=True, kw_only=True):
 class FetchRequest(Message, frozen=True, kw_only=True):
     """Bring these blocks into the own arena and pin the leading run under `id` until released.
 
-    `digests` is the whole prefix from block 0. Blocks already here are pinned too. Ends after `deadline_s` with what
-    has arrived: late bytes are discarded.
+    `digests` is the whole prefix from block 0. Blocks already here are pinned too. The first `device_blocks` lie in
+    the engine's own device memory: they are pinned where they are here, and not missed where they are not. Ends after
+    `deadline_s` with what has arrived: late bytes are discarded.
     """
 
     id: str
     digests: bytes
     sources: list[PoolSource] = []
     deadline_s: Annotated[float, Meta(gt=0, le=1e9)] = 30.0
+    device_blocks: Count = 0
 
     def __post_init__(self) -> None:
         digests_of(self.digests)
 
 
 class FetchReply(Message, frozen=True, kw_only=True):
-    """`blocks` leading blocks are here and pinned; `fetched` of them came from peers. `reason` says why not all."""
+    """`blocks` leading blocks are here (or on the device) and pinned; `fetched` of them came from peers. `reason` says
+    why not all."""
 
     blocks: Count
     fetched: Count = 0

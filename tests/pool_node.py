@@ -90,7 +90,12 @@ class PoolClient:
         return (await self.client.call(COMMIT, CommitRequest(slots=written))).committed
 
     async def fetch(
-        self, id_: str, digests: Sequence[bytes], sources: Sequence[tuple[str, int, int]] = (), deadline_s: float = 10.0
+        self,
+        id_: str,
+        digests: Sequence[bytes],
+        sources: Sequence[tuple[str, int, int]] = (),
+        deadline_s: float = 10.0,
+        device_blocks: int = 0,
     ) -> FetchReply:
         """Fetch and pin a prefix."""
         request = FetchRequest(
@@ -98,6 +103,7 @@ class PoolClient:
             digests=b"".join(digests),
             sources=[PoolSource(node=node, first=first, last=last) for node, first, last in sources],
             deadline_s=deadline_s,
+            device_blocks=device_blocks,
         )
         return await self.client.call(FETCH, request, timeout_s=deadline_s + 5.0)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from structlog.typing import FilteringBoundLogger
 
+from schemas.block_key import short_key
 from schemas.kv import ChangeType, LocationChange, Tier
 from schemas.pool import (
     AttachReply,
@@ -72,12 +73,16 @@ class NodePool:
         tasks.create_task(self._tell_changes(), name="device changes")
 
     async def fetch(self, fetch_id: str, digests: Sequence[bytes], sources: Iterable[FetchSource]) -> FetchReply:
-        """Bring the leading run of these blocks here and pin it under `fetch_id`; no blocks if the pool cannot."""
+        """Bring the leading run of these blocks here and pin it under `fetch_id`; no blocks if the pool cannot.
+
+        What device memory holds of its beginning needs no copy in the pool.
+        """
         request = FetchRequest(
             id=fetch_id,
             digests=b"".join(digests),
             sources=[PoolSource(node=source.node, first=source.first, last=source.last) for source in sources],
             deadline_s=FETCH_S,
+            device_blocks=self._mirror.leading(map(short_key, digests)),
         )
         try:
             return await self.client.call(FETCH, request, FETCH_S + _ANSWER_S)

@@ -171,7 +171,7 @@ class _Fetch:
         self._awaited = None
         waiting = False
         pulls: list[Pull] = []
-        i = 0
+        i = self._request.device_blocks
         while i < len(self.digests):
             at, digest = i, self.digests[i]
             i += 1
@@ -234,17 +234,13 @@ class _Fetch:
                     self._tried.setdefault(digest, set()).add(pull.node)
 
     def _settled(self) -> FetchReply:
-        """Keep the leading run pinned; what this fetch brought beyond a gap is given back."""
-        whole = len(self.digests)
-        blocks = 0 if self._cancelled else next((i for i, slot in enumerate(self._slots) if slot is None), whole)
+        """Keep the leading run pinned. What came beyond a gap stays unpinned: computing the gap makes it of use."""
+        whole, device = len(self.digests), min(self._request.device_blocks, len(self.digests))
+        blocks = 0 if self._cancelled else next((i for i in range(device, whole) if self._slots[i] is None), whole)
         if not self._cancelled and blocks < whole:
             kept = [slot for slot in self._slots[:blocks] if slot is not None]
             self._store.core.keep_pinned(self._request.id, kept)
         fetched = [self._arrived[digest] for digest in self.digests[:blocks] if digest in self._arrived]
-        for digest in reversed(self.digests[blocks:]):
-            if digest in self._arrived:
-                slot, generation, _ = self._arrived[digest]
-                self._store.discard_unused(slot, generation)
         return FetchReply(
             blocks=blocks,
             fetched=len(fetched),

@@ -95,7 +95,7 @@ class PoolCollector(Collector):
         )
         yield CounterMetricFamily(
             "ei_kvpool_discarded_blocks",
-            "Blocks taken out: wrong bytes, or fetched beyond a gap",
+            "Blocks taken out because their bytes were wrong",
             value=counters.discarded,
         )
         yield CounterMetricFamily(

@@ -104,10 +104,6 @@ class Store:
         self.core.unpin(id_)
         self._changed()
 
-    def discard_unused(self, slot: int, generation: int) -> None:
-        """See `PoolCore.discard_unused`."""
-        self._perform(self.core.discard_unused(slot, generation))
-
     def drop_owner(self, owner: int, *, ends: bool = True) -> None:
         """See `PoolCore.drop_owner`."""
         self.core.drop_owner(owner, self._clock.now(), ends=ends)

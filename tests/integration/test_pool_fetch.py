@@ -108,6 +108,19 @@ async def test_without_a_source_what_is_here_is_pinned(tmp_path: Path) -> None:
         await settled(pools["a"], held=2, used=3)
 
 
+async def test_what_the_device_holds_is_no_gap(tmp_path: Path) -> None:
+    async with world(tmp_path, "ab") as pools:
+        chain = context("chain", 9)
+        await pools["a"].write(chain[:3])
+        await pools["b"].write(chain[7:], parent=chain[6])
+        reply = await pools["a"].fetch("f", chain, [("b", 7, 9)], device_blocks=7)
+        assert (reply.blocks, reply.fetched) == (9, 2)
+        assert (await pools["a"].status()).pinned_blocks == 5
+        assert pools["a"].holds_right_bytes(chain[7:])
+        reply = await pools["a"].fetch("g", chain[:7], device_blocks=7)
+        assert (reply.blocks, reply.fetched, reply.reason) == (7, 0, "")
+
+
 async def test_concurrent_fetches_of_one_prefix_copy_it_once(tmp_path: Path) -> None:
     async with world(tmp_path, "ab") as pools:
         chain = context("chain", 40)
@@ -181,7 +194,9 @@ async def test_case_15_main_piece_without_its_side_piece(tmp_path: Path) -> None
         reply = await fetching
         assert (reply.blocks, reply.fetched) == (2, 2)
         assert "corrupt at b" in reply.reason
-        await settled(pools["a"], held=2, used=2)
+        await settled(pools["a"], held=2, used=3)
+        await pools["a"].write(chain)
+        assert await pools["a"].locate(chain) == 4, "what came beyond the gap is of use once the gap is computed"
         assert pools.nodes["a"].metric("undelivered_blocks_total", reason="corrupt") == 1
 
 
@@ -302,7 +317,7 @@ async def test_damaged_bytes_at_the_source_are_never_taken_in(tmp_path: Path, tr
         assert reply.blocks == 1
         assert pools["a"].holds_right_bytes(chain[:1])
         assert await pools["a"].locate(chain) == 1
-        await settled(pools["a"], held=1, used=1)
+        await settled(pools["a"], held=1, used=3)
 
 
 async def test_a_stale_generation_is_never_taken_in(tmp_path: Path, transport: str) -> None:

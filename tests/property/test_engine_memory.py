@@ -62,6 +62,8 @@ def test_memory_is_accounted_for_and_its_changes_tell_what_it_holds(ops: list) -
         for change in memory.device.changes():
             mirror.apply(change)
         assert set(mirror.parents) == {short_key(digest) for digest in memory.device._blocks}
+        for leg in opened:
+            assert mirror.leading(map(short_key, leg.digests)) == memory.device.hits(leg.digests)
         for key, parent in mirror.parents.items():
             assert parent is None or parent in mirror.parents, f"{key} is held without the block before it"
     for leg in opened:

@@ -273,16 +273,13 @@ class PoolAgainstModel(RuleBasedStateMachine):
             self._perform(self.core.end_owner(owner, self.now))
             self.aside = {slot: entry for slot, entry in self.aside.items() if entry[0] != owner}
 
-    @rule(digest=st.sampled_from(DIGESTS), unused=st.booleans())
-    def discard(self, digest: bytes, unused: bool) -> None:
+    @rule(digest=st.sampled_from(DIGESTS))
+    def discard(self, digest: bytes) -> None:
         if not self._readable(digest):
             return
         block = self.blocks[digest]
-        stale = (self.core.discard_unused if unused else self.core.discard)(block.slot, block.generation - 1)
-        assert stale == Effects()
-        self._perform((self.core.discard_unused if unused else self.core.discard)(block.slot, block.generation))
-        if unused and (self._held(block.slot) or self._extended(digest)):
-            return
+        assert self.core.discard(block.slot, block.generation - 1) == Effects()
+        self._perform(self.core.discard(block.slot, block.generation))
         self._forget(digest)
         if self._held(block.slot):
             self.doomed.add(block.slot)

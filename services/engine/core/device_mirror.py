@@ -1,6 +1,8 @@
 """What device memory holds, kept from its changes: said again in full to a pool that was started anew."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 import numpy as np
 
@@ -24,6 +26,10 @@ class DeviceMirror:
             return
         for key in keys:
             self.parents.pop(key, None)
+
+    def leading(self, keys: Iterable[int]) -> int:
+        """How many of these keys, from the first on, are there."""
+        return sum(1 for _ in takewhile(self.parents.__contains__, keys))
 
     def snapshot(self) -> list[LocationChange]:
         """Everything held, as `stored` changes; a run where each block extends the one before it is one change."""

@@ -128,11 +128,6 @@ class PoolCore:
             self.blocks.withdraw(slot, effects)
         return effects
 
-    def discard_unused(self, slot: int, generation: int) -> Effects:
-        """As `discard`, but for a block that nobody needs: one that is held or extended stays."""
-        used = self._order.holds[slot] or self._order.first_child[slot]
-        return Effects() if used else self.discard(slot, generation)
-
     # reading
 
     def lease(self, request: LeaseRequest, now_s: float) -> list[SlotInfo]:
