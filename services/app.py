@@ -221,7 +221,7 @@ def run(build: Build[SettingsOf], settings: SettingsOf) -> int:
     except SettingsError as error:
         log.error("bad_setting", error=str(error))
         return EXIT_SETTINGS
-    except Exception as error:
+    except Exception as error:  # whatever ended the service is logged as JSON, and the exit code says so
         log.error("crashed", exc_info=error)
         return EXIT_CRASH
     finally:

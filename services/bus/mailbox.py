@@ -5,6 +5,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 
+from schemas.codec import RejectedMessage
 from services.bus.types import Delivery, EndpointStats, Handler, Responder
 from services.observe import RateLimitedLog
 
@@ -124,6 +125,10 @@ class Responders:
         try:
             data = await self._responder(delivery)
             await self._reply(delivery, data, "")
+        except RejectedMessage as error:
+            text = f"rejected: {error}"
+            self._log.warning("request_rejected", kind=self.stats.subject, subject=delivery.subject, error=str(error))
+            await self._reply(delivery, b"", text)
         except Exception as error:  # noqa: BLE001 - counted, logged and told to the requester
             text = f"{type(error).__name__}: {error}"
             subject = self.stats.subject

@@ -44,11 +44,11 @@ async def dial(client: Client, options: Options, **callbacks: Callback) -> None:
         nkeys_seed_str=options.nkey_seed,
         tls=options.tls,
         max_reconnect_attempts=-1,
-        reconnect_time_wait=random.uniform(RECONNECT_FROM_S, 0.5),  # type: ignore[arg-type]
+        reconnect_time_wait=random.uniform(RECONNECT_FROM_S, 0.5),  # type: ignore[arg-type]  # typed int, used as seconds
         reconnect_to_server_handler=reconnect_delay,
-        ping_interval=options.ping_s,  # type: ignore[arg-type]
+        ping_interval=options.ping_s,  # type: ignore[arg-type]  # likewise
         max_outstanding_pings=1,
         pending_size=options.pending_bytes,
         flush_timeout=FLUSH_S,
-        **callbacks,  # type: ignore[arg-type]
+        **callbacks,  # type: ignore[arg-type]  # their names are the caller's
     )

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from schemas.kv import SNAPSHOT_REQUEST
 from services.bus import (
     Bus,
     BusTimeout,
@@ -190,6 +191,21 @@ async def test_a_cancellation_that_comes_with_the_answer_is_not_lost(
     asking = asyncio.create_task(ask())
     await asyncio.wait([asking])
     assert asking.cancelled()
+
+
+async def test_a_request_that_is_no_message_is_refused_without_a_traceback(
+    connect: Connect, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asker, answerer = await connect(), await connect()
+
+    async def answer(delivery: Delivery) -> bytes:
+        return SNAPSHOT_REQUEST.decode(delivery.data) and b""
+
+    await answerer.respond("ask", answer)
+    with pytest.raises(RemoteError, match="rejected: "):
+        await asker.request("ask", b"\xc1", 5.0)
+    logged = capsys.readouterr()
+    assert "Traceback" not in logged.err + logged.out
 
 
 async def test_case_43_too_large_names_size_and_limit(bus: Bus) -> None:
