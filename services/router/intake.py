@@ -3,7 +3,8 @@
 import asyncio
 import re
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
@@ -12,6 +13,7 @@ from schemas.block_key import namespace_seed, tenant_salt
 from services.router.api.answer import Patience
 from services.router.api.body import decode_object, read_body
 from services.router.api.errors import ApiError
+from services.router.api.formats import ModelFormats
 from services.router.calls import Call
 from services.router.core.admission import broker_failure
 from services.router.core.context import Context, KeyScheme
@@ -56,6 +58,7 @@ class Intake:
         self.bus, self.subjects, self.directory = service.app.bus, service.subjects, service.dispatcher.directory
         self.patience = Patience(settings.keep_alive_s, settings.idle_client_s)
         self.timeout_s = settings.request_timeout_s
+        self.formats = ModelFormats(settings, service.parsers)
         self.default_max_tokens = settings.default_max_tokens
 
     def wall(self) -> float:
@@ -92,8 +95,15 @@ class Intake:
         own = f"{given or 'req'}-{secrets.token_hex(8)}"
         trace = request.headers.get("traceparent", "")
         followed = trace if _TRACEPARENT.match(trace) else None
-        text = without_volatile(raw, self._service.app.settings.volatile_prefixes)
-        return Asker(own, given or own, int(self.wall()), caller, identity, text, followed)
+        return Asker(own, given or own, int(self.wall()), caller, identity, self.without_volatile(raw), followed)
+
+    def without_volatile(self, raw: dict[str, Any]) -> dict[str, Any]:
+        """A body without a first system block that changes with every request."""
+        return without_volatile(raw, self._service.app.settings.volatile_prefixes)
+
+    def loaded_tokenizer(self) -> Tokenizer | None:
+        """The model's tokenizer, None until it is loaded."""
+        return self._service.tokenizer
 
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer; 503 until it is loaded."""
@@ -110,22 +120,29 @@ class Intake:
             raise ApiError(unavailable("no node has said yet which model is served", "no_model"))
         return name
 
+    def knows(self, tenant: str, branch: str) -> bool:
+        """Whether this router has served the branch."""
+        return self._service.core.memory.knows(tenant, branch)
+
     def check_model(self, wanted: str | None) -> None:
         """404 for a model that is not served. None and "" mean the one that is."""
         name = self.model_name()
-        if wanted and wanted != name:
+        aliases = self._service.app.settings.model_aliases
+        if wanted and wanted != name and not any(fnmatchcase(wanted, alias) for alias in aliases):
             message = f"model {wanted[:100]!r} is not served here, {name!r} is"
             raise ApiError(Failure(404, NOT_FOUND, message, "model", "model_not_found"))
 
-    async def admit(self, asker: Asker, prompt_tokens: int, limit: int | None, default: int) -> int:
-        """Tokens the answer may have; ApiError when the request is refused."""
+    async def admit(
+        self, asker: Asker, prompt_tokens: int, limit: int | None, default: int, where: str = "messages"
+    ) -> int:
+        """Tokens the answer may have; ApiError when the request is refused. `where`: the field with the prompt."""
         if self._service.app.stopping.is_set():
             raise ApiError(unavailable("this router is stopping", "stopping"))
         await self._broker()
         core = self._service.core
         failure = core.admission(prompt_tokens, limit)
         if failure is not None:
-            raise ApiError(failure)
+            raise ApiError(replace(failure, param=where) if failure.param == "messages" else failure)
         return limit if limit is not None else min(default, core.max_context_tokens - prompt_tokens)
 
     def context(self, asker: Asker, packed: bytes) -> Context:

@@ -23,6 +23,7 @@ from services.router.http import http_routes
 from services.router.keys import ApiKeys
 from services.router.metrics import RouterMetrics
 from services.router.settings import RouterSettings
+from services.router.text.parsers import Parsers
 from services.router.text.tokenizer import BYTES, Tokenizer, UnusableTokenizer, load_tokenizer
 
 T = TypeVar("T")
@@ -48,6 +49,7 @@ class RouterService:
         )
         self.metrics = RouterMetrics(app.metrics, self.core)
         self.dispatcher = Dispatcher(app, self.core, self.metrics)
+        self.parsers = Parsers()
         self.keys = ApiKeys.load(settings.keys_file)
         self.tokenizer: Tokenizer | None = None
         self.decision: Decision | None = None
@@ -96,6 +98,7 @@ class RouterService:
     async def stop(self) -> None:
         """What is still open ends here: its engines are told."""
         await self.dispatcher.abandon(HEARTBEAT_S)
+        await self.parsers.stop()
 
     # -- from the bus ---------------------------------------------------------------------------------------------
 

@@ -21,7 +21,9 @@ class RouterSettings(ServiceSettings, kw_only=True):
     default tenant. `fetch_tokens_per_s` and `fetch_latency_s`: moving KV between the host memories of two nodes.
     `idle_client_s` and `client_backlog_bytes`: a client that takes nothing for so long, or lets so much pile up, is
     cancelled. `keep_alive_s`: a stream without tokens gets a comment this often. `volatile_prefixes`: a first system
-    block that begins with one of them changes with every request and is dropped.
+    block that begins with one of them changes with every request and is dropped. `tool_parser`, `reasoning_parser`:
+    SGLang's names of the parsers for this model's answers; empty: found from its chat template. `model_aliases`: other
+    names clients may ask for, with wildcards, such as "claude-*"; they get the one model there is.
     """
 
     service: ClassVar[str] = "router"
@@ -30,6 +32,9 @@ class RouterSettings(ServiceSettings, kw_only=True):
     http_port: int = 8000
     tokenizer: str = ""
     model_name: str = ""
+    model_aliases: list[str] = msgspec.field(default_factory=list)
+    tool_parser: str = ""
+    reasoning_parser: str = ""
     keys_file: str = ""
     max_context_tokens: int = 0
     max_open_requests: int = 4096

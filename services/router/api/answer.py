@@ -1,19 +1,20 @@
 """An answer on its way to the client: one write per message of the engine, or one JSON document at the end."""
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
 from starlette.types import Message, Receive, Scope, Send
 
-from services.router.api.errors import error_response, openai_error
-from services.router.api.openai_response import DONE, Shape, event, finish_reason
+from services.router.api.reader import Reader
+from services.router.api.shape import Ending, Shape
 from services.router.calls import Call
 from services.router.core.effects import End, Placed
-from services.router.text.stream import TextStream
+from services.router.core.failure import INTERNAL, Failure
+from services.router.text.parsers import ParserFailed
+from services.router.text.pieces import Gathered, Piece
 
-KEEP_ALIVE = b": keep-alive\n\n"
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -39,27 +40,24 @@ class Patience:
 
 @dataclass(slots=True)
 class Job:
-    """One call and how it is to be answered. `stop_ids` end the answer and are not text."""
+    """One call and how it is to be answered."""
 
     call: Call
     shape: Shape
-    text: TextStream
+    reader: Reader
     stream: bool
     request_id: str
-    include_usage: bool = False
     return_token_ids: bool = False
-    stop_ids: frozenset[int] = frozenset()
-    held: list[int] = field(default_factory=list)
 
-    def words(self, tokens: list[int], end: End | None) -> str:
-        """The text of new tokens; one that may have stopped the answer is held back until its end says so."""
-        tokens, self.held = [*self.held, *tokens], []
-        if end is None and tokens and tokens[-1] in self.stop_ids:
-            self.held = [tokens.pop()]
-        elif end is not None and end.trimmed:
-            tokens = tokens[:-1]
-        text = self.text.push(tokens)
-        return text if end is None or self.text.stopped else text + self.text.flush()
+
+@dataclass(frozen=True, slots=True)
+class _News:
+    """What one message of the engine brought. `failure`: the answer cannot go on."""
+
+    pieces: list[Piece]
+    tokens: list[int]
+    end: End | None
+    failure: Failure | None = None
 
 
 class AnswerResponse:
@@ -78,6 +76,7 @@ class AnswerResponse:
                 self._control.cancel(self._job.call, "idle")
             finally:
                 self._control.cancel(self._job.call, "gone")
+                self._job.reader.close()
                 watching.cancel()
 
     async def _watch(self, receive: Receive) -> None:
@@ -86,50 +85,64 @@ class AnswerResponse:
             pass
         self._control.cancel(self._job.call, "gone")
 
-    async def _whole(self, send: Send) -> None:
+    async def _read(self) -> _News:
+        """What has come since the last time. A complete answer ends its request, whatever the engine would add."""
         job, call = self._job, self._job.call
+        tokens, end = call.take(), call.end
+        if end is not None and end.failure is not None:
+            return _News([], tokens, end, end.failure)
+        try:
+            pieces = await job.reader.read(tokens, end)
+        except ParserFailed as error:
+            return _News([], tokens, end, Failure(500, INTERNAL, f"the answer could not be parsed: {error}"))
+        if job.reader.stopped and end is None:
+            self._control.stop(call)
+            end = call.end
+        return _News(pieces, tokens, end)
+
+    def _ending(self, end: End) -> Ending:
+        reader = self._job.reader
+        return Ending.of(end.record, calls=reader.calls > 0, stop=reader.stop)
+
+    async def _whole(self, send: Send) -> None:
+        job = self._job
         ids: list[int] = []
-        parts: list[str] = []
-        while call.end is None:
-            await call.news()
-            tokens, end = call.take(), call.end
-            ids += tokens
-            parts.append(job.words(tokens, end))
-            if job.text.stopped:
-                self._control.stop(call)
-        if call.end.failure is not None:
-            await self._refuse(send, call.end)
-            return
+        pieces: list[Piece] = []
+        end: End | None = None
+        while end is None:
+            await job.call.news()
+            news = await self._read()
+            if news.failure is not None:
+                await self._refuse(send, news.failure)
+                return
+            ids += news.tokens
+            pieces += news.pieces
+            end = news.end
         token_ids = ids if job.return_token_ids else None
-        body = msgspec.json.encode(job.shape.whole("".join(parts), call.end.record, token_ids))
+        body = msgspec.json.encode(job.shape.whole(Gathered.of(pieces), self._ending(end), token_ids))
         await self._send(send, self._start(b"application/json", len(body)))
         await self._send(send, {"type": "http.response.body", "body": body})
 
     async def _stream(self, send: Send) -> None:
-        job, call = self._job, self._job.call
-        while True:
-            if not self._started:
-                await self._first_news(send)
-            else:
-                await call.news()
-            tokens, end = call.take(), call.end
-            if end is not None and end.failure is not None:
-                await self._break(send, end)
+        job = self._job
+        end: End | None = None
+        while end is None:
+            await self._next_news(send)
+            news = await self._read()
+            if news.failure is not None:
+                await self._break(send, news.failure)
                 return
-            data = self._delta(tokens, end)
-            if job.text.stopped and end is None:
-                self._control.stop(call)
-                end = call.end
+            end = news.end
+            ids = news.tokens if job.return_token_ids else None
+            data = job.shape.delta(news.pieces, ids) if news.pieces or ids else b""
             if end is not None:
-                data += self._last(end)
+                data += job.shape.closing(self._ending(end))
             if data:
                 await self._open(send)
                 await self._send(send, {"type": "http.response.body", "body": data, "more_body": end is None})
-            if end is not None:
-                return
 
-    async def _first_news(self, send: Send) -> None:
-        """Wait for the first news; comments in between keep the connection from looking dead."""
+    async def _next_news(self, send: Send) -> None:
+        """Wait for news; signs of life in between keep the connection from looking dead."""
         while True:
             try:
                 async with asyncio.timeout(self._patience.keep_alive_s):
@@ -138,40 +151,27 @@ class AnswerResponse:
             except TimeoutError:
                 if self._job.call.placed is not None:
                     await self._open(send)
-                    await self._send(send, {"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
-
-    def _delta(self, tokens: list[int], end: End | None) -> bytes:
-        job = self._job
-        text = job.words(tokens, end)
-        if not text and not (job.return_token_ids and tokens):
-            return b""
-        return job.shape.delta(text, tokens if job.return_token_ids else None)
-
-    def _last(self, end: End) -> bytes:
-        job = self._job
-        usage = job.shape.usage(end.record) if job.include_usage else b""
-        return job.shape.closing(finish_reason(end.record)) + usage + DONE
+                    body = self._job.shape.keep_alive()
+                    await self._send(send, {"type": "http.response.body", "body": body, "more_body": True})
 
     async def _open(self, send: Send) -> None:
         if self._started:
             return
         self._started = True
         await self._send(send, self._start(None, None))
-        if opening := self._job.shape.opening():
+        if opening := self._job.shape.opening(self._job.call.placed):
             await self._send(send, {"type": "http.response.body", "body": opening, "more_body": True})
 
-    async def _break(self, send: Send, end: End) -> None:
+    async def _break(self, send: Send, failure: Failure) -> None:
         """A failure: as a whole response while that is possible, else as the last event of the stream."""
-        assert end.failure is not None
         if not self._started:
-            await self._refuse(send, end)
+            await self._refuse(send, failure)
             return
-        body = event(openai_error(end.failure))
+        body = self._job.shape.broken(failure)
         await self._send(send, {"type": "http.response.body", "body": body, "more_body": False})
 
-    async def _refuse(self, send: Send, end: End) -> None:
-        assert end.failure is not None
-        response = error_response(end.failure, self._job.request_id)
+    async def _refuse(self, send: Send, failure: Failure) -> None:
+        response = self._job.shape.refusal(failure, self._job.request_id)
         await self._send(
             send, {"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers}
         )
@@ -185,7 +185,8 @@ class AnswerResponse:
         headers = [(b"content-type", kind)] if kind else list(_STREAM_HEADERS)
         if length is not None:
             headers.append((b"content-length", b"%d" % length))
-        headers.append((b"x-request-id", self._job.request_id.encode()))
+        request_id = self._job.request_id.encode()
+        headers += [(b"x-request-id", request_id), (b"request-id", request_id)]
         if self._job.call.placed is not None:
             headers += _placed_headers(self._job.call.placed)
         return {"type": "http.response.start", "status": 200, "headers": headers}

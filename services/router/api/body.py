@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
-from services.router.api.errors import ApiError
+from services.router.api.errors import ApiError, shown
 from services.router.core.failure import TOO_LARGE, Failure, invalid
 
 StructT = TypeVar("StructT", bound=msgspec.Struct)
@@ -54,8 +54,7 @@ def _misfit(raw: dict[str, Any], text: str) -> Failure:
             value = value.get(key)
         elif isinstance(value, list) and key.isdigit():
             value = value[int(key)]
-    shown = repr(value)
-    return invalid(f"{path}: {what}; got {shown if len(shown) <= 80 else shown[:77] + '...'}", path)
+    return invalid(f"{path}: {what}; got {shown(value, 80)}", path)
 
 
 def _too_large(size: int, limit: int) -> Failure:

@@ -54,7 +54,7 @@ class Branches:
         name = _branch(request.path_params["id"])
         found = await self._ask(caller.tenant, name, 1)
         if not found:
-            raise ApiError(Failure(404, NOT_FOUND, f"branch {name[:100]!r} is not known", "id", "branch_not_found"))
+            raise ApiError(_not_known(name))
         return JSONResponse(msgspec.to_builtins(found[0]))
 
     async def event(self, request: Request) -> Response:
@@ -80,6 +80,8 @@ class Branches:
         """`DELETE /v1/branches/{id}`."""
         caller = self._intake.caller(request)
         name = _branch(request.path_params["id"])
+        if not self._intake.knows(caller.tenant, name) and not await self._ask(caller.tenant, name, 1):
+            raise ApiError(_not_known(name))
         return await self._store(caller.tenant, name, BranchEventType.END, None, BranchEventBody(type="end"))
 
     async def _store(
@@ -108,6 +110,10 @@ class Branches:
             return list(await self._intake.directory.branches(tenant, branch, limit))
         except DirectoryGone as error:
             raise ApiError(unavailable(str(error), "directory_unavailable")) from error
+
+
+def _not_known(name: str) -> Failure:
+    return Failure(404, NOT_FOUND, f"branch {name[:100]!r} is not known", "id", "branch_not_found")
 
 
 def _branch(value: str, param: str = "id") -> str:

@@ -4,26 +4,23 @@ from typing import Any
 
 from starlette.requests import Request
 
-from services.router.api.answer import AnswerResponse, Job
+from services.router.api.answer import AnswerResponse
 from services.router.api.body import convert
+from services.router.api.conversation import chat_messages
 from services.router.api.errors import ApiError
+from services.router.api.generate import Chat, Generation, Wanted
 from services.router.api.openai_request import (
     ChatRequest,
     CompletionRequest,
     Shared,
-    chat_messages,
-    check_ranges,
     prompt_ids,
     refuse_unsupported,
-    sampling_of,
-    stops_of,
 )
-from services.router.api.openai_response import ChatShape, CompletionShape, Head, Shape
+from services.router.api.openai_response import ChatShape, CompletionShape
+from services.router.api.sampling import check_ranges, stops_of
+from services.router.api.shape import Head
+from services.router.api.tools import chat_tools
 from services.router.core.failure import invalid
-from services.router.core.spec import Spec
-from services.router.intake import Asker, Intake
-from services.router.text.chat_template import TemplateFailed
-from services.router.text.stream import TextStream
 from services.router.text.tokenizer import NotText, Tokenizer
 
 COMPLETION_TOKENS = 16
@@ -33,33 +30,53 @@ COMPLETION_TOKENS = 16
 class OpenAI:
     """Both OpenAI dialects that generate."""
 
-    def __init__(self, intake: Intake) -> None:
-        self._intake = intake
+    def __init__(self, generation: Generation) -> None:
+        self._generation, self._intake = generation, generation.intake
 
     async def chat(self, request: Request) -> AnswerResponse:
         """`POST /v1/chat/completions`."""
         asker = await self._intake.ask(request)
         asked = convert(asker.raw, ChatRequest)
         self._check(asker.raw, asked)
-        messages = chat_messages(asked)
-        tokenizer = self._intake.tokenizer()
-        try:
-            opening = asked.add_generation_prompt is not False
-            packed = await tokenizer.encode_chat(messages, prompt=opening)
-        except (TemplateFailed, NotText) as error:
-            raise ApiError(invalid(str(error), "messages")) from error
-        limit = asked.max_completion_tokens if asked.max_completion_tokens is not None else asked.max_tokens
+        tools = chat_tools(asker.raw)
+        wanted = Wanted(
+            asked,
+            asked.max_completion_tokens if asked.max_completion_tokens is not None else asked.max_tokens,
+            self._intake.default_max_tokens,
+            stops_of(asked.stop),
+            stream=bool(asked.stream),
+            tools=tools,
+            return_token_ids=bool(asked.return_token_ids),
+        )
+        chat = Chat(
+            chat_messages(asked.messages),
+            tools,
+            opening=asked.add_generation_prompt is not False,
+            template_arguments=template_arguments(asked.chat_template_kwargs),
+        )
+        packed = await self._generation.prompt(chat)
         head = Head(f"chatcmpl-{asker.id}", asker.created, self._intake.model_name())
-        return await self._answer(asker, asked, packed, limit, self._intake.default_max_tokens, ChatShape(head))
+        shape = ChatShape(head, include_usage=asked.include_usage)
+        return await self._generation.answer(asker, wanted, packed, shape)
 
     async def completions(self, request: Request) -> AnswerResponse:
         """`POST /v1/completions`."""
         asker = await self._intake.ask(request)
         asked = convert(asker.raw, CompletionRequest)
         self._check(asker.raw, asked)
+        wanted = Wanted(
+            asked,
+            asked.max_tokens,
+            COMPLETION_TOKENS,
+            stops_of(asked.stop),
+            stream=bool(asked.stream),
+            where="prompt",
+            return_token_ids=bool(asked.return_token_ids),
+        )
         packed = await self._prompt(asked, self._intake.tokenizer())
         head = Head(f"cmpl-{asker.id}", asker.created, self._intake.model_name())
-        return await self._answer(asker, asked, packed, asked.max_tokens, COMPLETION_TOKENS, CompletionShape(head))
+        shape = CompletionShape(head, include_usage=asked.include_usage)
+        return await self._generation.answer(asker, wanted, packed, shape)
 
     def _check(self, raw: dict[str, Any], asked: Shared) -> None:
         refuse_unsupported(raw)
@@ -75,25 +92,13 @@ class OpenAI:
         except NotText as error:
             raise ApiError(invalid(str(error), "prompt")) from error
 
-    async def _answer(
-        self, asker: Asker, asked: Shared, packed: bytes, limit: int | None, default: int, shape: Shape
-    ) -> AnswerResponse:
-        intake, tokenizer = self._intake, self._intake.tokenizer()
-        stops = stops_of(asked)
-        new_tokens = await intake.admit(asker, len(packed) // 4, limit, default)
-        sampling = sampling_of(asked, new_tokens, tokenizer.stop_ids)
-        context = intake.context(asker, packed)
-        spec = Spec(asker.id, asker.identity, context, sampling, intake.timeout_s, asker.traceparent)
-        call = intake.open(spec)
-        options = asked.stream_options
-        job = Job(
-            call,
-            shape,
-            TextStream(tokenizer.library, stops, skip_special=asked.skip_special_tokens is not False),
-            stream=bool(asked.stream),
-            request_id=asker.request_id,
-            include_usage=bool(options and options.include_usage),
-            return_token_ids=bool(asked.return_token_ids),
-            stop_ids=frozenset() if sampling.ignore_eos else frozenset(sampling.stop_token_ids),
-        )
-        return AnswerResponse(job, intake, intake.patience)
+
+RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "prompt", "begun"})
+
+
+def template_arguments(given: dict[str, Any] | None) -> dict[str, Any]:
+    """`chat_template_kwargs`: what the client tells the template itself; 400 for names that are the router's."""
+    wrong = next((name for name in given or () if name in RESERVED), None)
+    if wrong is not None:
+        raise ApiError(invalid(f"chat_template_kwargs must not set {wrong!r}", "chat_template_kwargs"))
+    return dict(given or {})

@@ -1,21 +1,18 @@
 """OpenAI answers: whole, and as the chunks of a stream."""
 
-from typing import Any, Protocol
+import secrets
+from collections.abc import Sequence
+from typing import Any
 
-import msgspec
+from starlette.responses import Response
 
-from services.router.core.effects import Outcome, Record
+from services.router.api.errors import error_response, openai_error
+from services.router.api.shape import KEEP_ALIVE, Ending, Head, event
+from services.router.core.effects import Placed, Record
+from services.router.core.failure import Failure
+from services.router.text.pieces import CallBegun, Gathered, Piece, Text, Thought
 
 DONE = b"data: [DONE]\n\n"
-_JSON = msgspec.json.Encoder()
-
-
-class Head(msgspec.Struct, frozen=True):
-    """What every part of one answer repeats."""
-
-    id: str
-    created: int
-    model: str
 
 
 def usage_of(record: Record) -> dict[str, Any]:
@@ -28,124 +25,126 @@ def usage_of(record: Record) -> dict[str, Any]:
     }
 
 
-def finish_reason(record: Record) -> str:
-    return "length" if record.outcome is Outcome.LENGTH else "stop"
+def call_id() -> str:
+    """A new id of a tool call."""
+    return f"call_{secrets.token_hex(12)}"
 
 
-def event(content: Any) -> bytes:
-    """One server-sent event."""
-    return b"data: " + _JSON.encode(content) + b"\n\n"
+class _OpenAIShape:
+    """What both dialects share: the head of every part, errors and signs of life."""
 
+    kind = ""
+    chunk_kind = ""
 
-class Shape(Protocol):
-    """How one dialect puts text into words."""
+    def __init__(self, head: Head, *, include_usage: bool = False) -> None:
+        self._head, self._include_usage = head, include_usage
 
-    def opening(self) -> bytes:
-        """What a stream begins with."""
-        ...
-
-    def delta(self, text: str, token_ids: list[int] | None) -> bytes: ...
-
-    def closing(self, reason: str) -> bytes:
-        """The chunk that says why the answer ended."""
-        ...
-
-    def usage(self, record: Record) -> bytes: ...
-
-    def whole(self, text: str, record: Record, token_ids: list[int] | None) -> dict[str, Any]: ...
-
-
-class ChatShape:
-    """`chat.completion` and its chunks."""
-
-    def __init__(self, head: Head) -> None:
-        self._head = head
-
-    def _chunk(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
-        head = self._head
-        return event(
-            {
-                "id": head.id,
-                "object": "chat.completion.chunk",
-                "created": head.created,
-                "model": head.model,
-                "choices": choices,
-                **more,
-            }
-        )
-
-    def opening(self) -> bytes:
-        return self._choice({"role": "assistant", "content": ""}, None)
-
-    def delta(self, text: str, token_ids: list[int] | None) -> bytes:
-        return self._choice({"content": text}, None, token_ids)
-
-    def closing(self, reason: str) -> bytes:
-        return self._choice({}, reason)
-
-    def usage(self, record: Record) -> bytes:
-        return self._chunk([], usage=usage_of(record))
-
-    def whole(self, text: str, record: Record, token_ids: list[int] | None) -> dict[str, Any]:
-        head = self._head
-        choice: dict[str, Any] = {
-            "index": 0,
-            "message": {"role": "assistant", "content": text},
-            "finish_reason": finish_reason(record),
-            "logprobs": None,
-        }
-        if token_ids is not None:
-            choice["token_ids"] = token_ids
-        return {
-            "id": head.id,
-            "object": "chat.completion",
-            "created": head.created,
-            "model": head.model,
-            "choices": [choice],
-            "usage": usage_of(record),
-        }
-
-    def _choice(self, delta: dict[str, Any], reason: str | None, token_ids: list[int] | None = None) -> bytes:
-        choice: dict[str, Any] = {"index": 0, "delta": delta, "finish_reason": reason}
-        if token_ids is not None:
-            choice["token_ids"] = token_ids
-        return self._chunk([choice])
-
-
-class CompletionShape:
-    """`text_completion`, whose chunks look like the whole."""
-
-    def __init__(self, head: Head) -> None:
-        self._head = head
-
-    def _body(self, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+    def _part(self, kind: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
         head = self._head
         return {
             "id": head.id,
-            "object": "text_completion",
+            "object": kind,
             "created": head.created,
             "model": head.model,
             "choices": choices,
             **more,
         }
 
-    def opening(self) -> bytes:
-        return b""
+    def _ended(self, choice: dict[str, Any], ending: Ending) -> bytes:
+        data = event(self._part(self.chunk_kind, [choice | {"finish_reason": ending.reason}]))
+        if self._include_usage:
+            data += event(self._part(self.chunk_kind, [], usage=usage_of(ending.record)))
+        return data + DONE
 
-    def delta(self, text: str, token_ids: list[int] | None) -> bytes:
-        return event(self._body([self._choice(text, None, token_ids)]))
+    def broken(self, failure: Failure) -> bytes:
+        return event(openai_error(failure))
 
-    def closing(self, reason: str) -> bytes:
-        return event(self._body([self._choice("", reason, None)]))
+    def keep_alive(self) -> bytes:
+        return KEEP_ALIVE
 
-    def usage(self, record: Record) -> bytes:
-        return event(self._body([], usage=usage_of(record)))
+    def refusal(self, failure: Failure, request_id: str) -> Response:
+        return error_response(failure, request_id)
 
-    def whole(self, text: str, record: Record, token_ids: list[int] | None) -> dict[str, Any]:
-        return self._body([self._choice(text, finish_reason(record), token_ids)], usage=usage_of(record))
 
-    def _choice(self, text: str, reason: str | None, token_ids: list[int] | None) -> dict[str, Any]:
-        choice: dict[str, Any] = {"index": 0, "text": text, "finish_reason": reason, "logprobs": None}
+class ChatShape(_OpenAIShape):
+    """`chat.completion` and its chunks."""
+
+    kind = "chat.completion"
+    chunk_kind = "chat.completion.chunk"
+
+    def opening(self, placed: Placed | None) -> bytes:
+        return self._chunk({"role": "assistant", "content": ""}, None)
+
+    def delta(self, pieces: Sequence[Piece], token_ids: list[int] | None) -> bytes:
+        if not pieces:
+            return self._chunk({"content": ""}, token_ids)
+        first, *rest = pieces
+        return self._chunk(_delta(first), token_ids) + b"".join(self._chunk(_delta(piece), None) for piece in rest)
+
+    def closing(self, ending: Ending) -> bytes:
+        return self._ended({"index": 0, "delta": {}}, ending)
+
+    def whole(self, answer: Gathered, ending: Ending, token_ids: list[int] | None) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": answer.text}
+        if answer.thought:
+            message["reasoning_content"] = answer.thought
+        if answer.calls:
+            message["content"] = answer.text or None
+            message["tool_calls"] = [
+                {"id": call_id(), "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                for call in answer.calls
+            ]
+        choice: dict[str, Any] = {
+            "index": 0,
+            "message": message,
+            "finish_reason": ending.reason,
+            "logprobs": None,
+        }
         if token_ids is not None:
             choice["token_ids"] = token_ids
-        return choice
+        return self._part(self.kind, [choice], usage=usage_of(ending.record))
+
+    def _chunk(self, delta: dict[str, Any], token_ids: list[int] | None) -> bytes:
+        choice: dict[str, Any] = {"index": 0, "delta": delta, "finish_reason": None}
+        if token_ids is not None:
+            choice["token_ids"] = token_ids
+        return event(self._part(self.chunk_kind, [choice]))
+
+
+class CompletionShape(_OpenAIShape):
+    """`text_completion`, whose chunks look like the whole."""
+
+    kind = chunk_kind = "text_completion"
+
+    def opening(self, placed: Placed | None) -> bytes:
+        return b""
+
+    def delta(self, pieces: Sequence[Piece], token_ids: list[int] | None) -> bytes:
+        return event(self._part(self.kind, [_choice(Gathered.of(pieces).text, None, token_ids)]))
+
+    def closing(self, ending: Ending) -> bytes:
+        return self._ended(_choice("", None, None), ending)
+
+    def whole(self, answer: Gathered, ending: Ending, token_ids: list[int] | None) -> dict[str, Any]:
+        choice = _choice(answer.text, ending.reason, token_ids)
+        return self._part(self.kind, [choice], usage=usage_of(ending.record))
+
+
+def _choice(text: str, reason: str | None, token_ids: list[int] | None) -> dict[str, Any]:
+    choice: dict[str, Any] = {"index": 0, "text": text, "finish_reason": reason, "logprobs": None}
+    if token_ids is not None:
+        choice["token_ids"] = token_ids
+    return choice
+
+
+def _delta(piece: Piece) -> dict[str, Any]:
+    if isinstance(piece, Text):
+        return {"content": piece.text}
+    if isinstance(piece, Thought):
+        return {"reasoning_content": piece.text}
+    call: dict[str, Any] = {"index": piece.index}
+    if isinstance(piece, CallBegun):
+        call |= {"id": call_id(), "type": "function", "function": {"name": piece.name, "arguments": ""}}
+    else:
+        call["function"] = {"arguments": piece.arguments}
+    return {"tool_calls": [call]}

@@ -9,8 +9,9 @@ from starlette.responses import JSONResponse, Response
 
 from schemas.block_key import token_list
 from services.router.api.body import convert
-from services.router.api.errors import ApiError
-from services.router.api.openai_request import ChatRequest, chat_messages
+from services.router.api.conversation import chat_messages
+from services.router.api.errors import ApiError, shown
+from services.router.api.tools import chat_tools
 from services.router.core.failure import invalid
 from services.router.intake import Intake
 from services.router.text.chat_template import TemplateFailed
@@ -23,6 +24,7 @@ class TokenizeBody(msgspec.Struct):
     model: str | None = None
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
 
@@ -55,7 +57,7 @@ class Tokens:
         self._intake.check_model(body.model)
         wrong = next((token for token in body.tokens if not 0 <= token < 1 << 32), None)
         if wrong is not None:
-            raise ApiError(invalid(f"tokens: {wrong} is not a token id", "tokens"))
+            raise ApiError(invalid(f"tokens: {shown(wrong)} is not a token id", "tokens"))
         return JSONResponse({"text": self._intake.tokenizer().decode(body.tokens)})
 
     async def _encoded(self, body: TokenizeBody) -> bytes:
@@ -65,7 +67,8 @@ class Tokens:
         try:
             if body.prompt is not None:
                 return await tokenizer.encode(body.prompt, special=body.add_special_tokens)
-            messages = chat_messages(ChatRequest(messages=body.messages or []))
-            return await tokenizer.encode_chat(messages, prompt=body.add_generation_prompt)
+            messages = chat_messages(body.messages or [])
+            tools = chat_tools({"tools": body.tools}).functions
+            return await tokenizer.encode_chat(messages, prompt=body.add_generation_prompt, tools=tools)
         except (TemplateFailed, NotText) as error:
             raise ApiError(invalid(str(error), "messages" if body.prompt is None else "prompt")) from error

@@ -6,10 +6,12 @@ from datetime import datetime
 from typing import Any
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from services.router.text.default_tools import in_plain_messages
 
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + (message['content'] or '')"
@@ -51,7 +53,11 @@ def _tojson(
 
 
 class ChatTemplate:
-    """One compiled template. `special` are the names it may use, such as `bos_token`."""
+    """One compiled template. `special` are the names it may use, such as `bos_token`.
+
+    `takes_tools`: it says tools in its own way; the others get the project's default. `takes_late_system`: a system
+    message may stand anywhere.
+    """
 
     def __init__(self, source: str, special: Mapping[str, str] | None = None) -> None:
         environment = ImmutableSandboxedEnvironment(
@@ -62,15 +68,50 @@ class ChatTemplate:
         environment.globals["strftime_now"] = _strftime_now
         try:
             self._template = environment.from_string(source)
+            self.takes_tools = "tools" in meta.find_undeclared_variables(environment.parse(source))
         except jinja2.TemplateError as error:
             raise TemplateFailed(f"chat template: {error}") from error
+        self.source = source
         self._special = dict(special or {})
+        self.takes_late_system = self._takes_late_system()
 
-    def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **more: Any) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] = (),
+        **more: Any,
+    ) -> str:
         """The prompt for `messages`; TemplateFailed with the template's own words when it refuses them."""
+        if not self.takes_late_system:
+            messages = [_late(message) if index else message for index, message in enumerate(messages)]
+        if self.takes_tools and tools:
+            more["tools"] = list(tools)
+        elif not self.takes_tools and (tools or any(_of_tools(message) for message in messages)):
+            messages = in_plain_messages(messages, tools)
         try:
             return self._template.render(
                 messages=messages, add_generation_prompt=add_generation_prompt, **self._special, **more
             )
         except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
             raise TemplateFailed(f"chat template: {error}") from error
+
+    def _takes_late_system(self) -> bool:
+        """Whether a system message after the first shows up in the prompt."""
+        said = "a late word of the system"
+        roles = [("system", "a"), ("user", "b"), ("assistant", "c"), ("system", said), ("user", "d")]
+        self.takes_late_system = True
+        try:
+            return said in self.render([{"role": role, "content": text} for role, text in roles])
+        except TemplateFailed:
+            return False
+
+
+def _late(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A system message after the first, as a user would say it."""
+    return {**message, "role": "user"} if message.get("role") == "system" else message
+
+
+def _of_tools(message: Mapping[str, Any]) -> bool:
+    return message.get("role") == "tool" or bool(message.get("tool_calls"))

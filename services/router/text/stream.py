@@ -58,6 +58,11 @@ class TextStream:
         """A stop string was found: the answer is complete before it."""
         return self._stops.found is not None
 
+    @property
+    def stop(self) -> str | None:
+        """The stop string that was found."""
+        return self._stops.found
+
     def push(self, tokens: Sequence[int]) -> str:
         """The new text that `tokens` make certain."""
         step, library = self._decoder.step, self._library

@@ -44,9 +44,19 @@ class Tokenizer:
             return self._encode(text, special=special)
         return await asyncio.get_running_loop().run_in_executor(self.pool, lambda: self._encode(text, special=special))
 
-    async def encode_chat(self, messages: Sequence[Mapping[str, Any]], *, prompt: bool = True) -> bytes:
-        """Tokens of a conversation as the template renders it; `prompt` False leaves out the opening of an answer."""
-        return await self.encode(self.template.render(messages, add_generation_prompt=prompt), special=False)
+    async def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], *, prompt: bool = True, begun: str = "", **more: Any
+    ) -> bytes:
+        """Tokens of a conversation as the template renders it; `prompt` False leaves out the opening of an answer.
+
+        `begun`: the first words of that answer. `more` goes to the template.
+        """
+        text = self.template.render(messages, add_generation_prompt=prompt, **more)
+        return await self.encode(text + begun, special=False)
+
+    def special_tokens(self) -> list[str]:
+        """The texts of added tokens."""
+        return [token.content for token in self.library.get_added_tokens_decoder().values()]
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of `tokens`, special tokens included."""

@@ -1,0 +1,57 @@
+"""Which of SGLang's parsers the answers of this model need, and the process that runs them."""
+
+from typing import TYPE_CHECKING
+
+from services.router.api.errors import ApiError
+from services.router.core.failure import INTERNAL, Failure, invalid
+from services.router.text.default_tools import PARSER
+from services.router.text.parsers import Formats, ParserFailed, Parsers, Parsing, installed
+from services.router.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from services.router.settings import RouterSettings
+
+_NOT_INSTALLED = "tools need SGLang's parsers, which are not installed here (extra `engine`)"
+_UNKNOWN = "tools: no parser is known for this model's chat template; the setting tool_parser names one"
+
+
+class ModelFormats:
+    """Found once per router, with the first request that has tools: that starts the parser process (seconds)."""
+
+    def __init__(self, settings: "RouterSettings", parsers: Parsers) -> None:
+        self._settings, self._parsers = settings, parsers
+        self.installed = installed()
+        self._found: Formats | None = None
+
+    def known(self) -> Formats:
+        """What is known without asking; a reasoning parser named by the settings counts where it can run."""
+        if self._found is not None:
+            return self._found
+        return Formats(self._settings.tool_parser, self._settings.reasoning_parser) if self.installed else Formats()
+
+    async def for_tools(self, tokenizer: Tokenizer) -> Formats:
+        """The formats of this model's answers; 400 where calls cannot be parsed."""
+        if not self.installed:
+            raise ApiError(invalid(_NOT_INSTALLED, "tools", "unsupported_parameter"))
+        if self._found is None:
+            self._found = await self._find(tokenizer)
+        if not self._found.tool_parser:
+            raise ApiError(invalid(_UNKNOWN, "tools", "unsupported_parameter"))
+        return self._found
+
+    async def open(self, request: str, formats: Formats, functions: list[dict[str, object]]) -> Parsing:
+        """Parsers for one answer."""
+        try:
+            return await self._parsers.open(request, formats, functions)
+        except ParserFailed as error:
+            raise ApiError(Failure(500, INTERNAL, f"the parser of tool calls failed: {error}")) from error
+
+    async def _find(self, tokenizer: Tokenizer) -> Formats:
+        template, settings = tokenizer.template, self._settings
+        try:
+            found = await self._parsers.detect(template.source, tokenizer.special_tokens())
+        except ParserFailed as error:
+            raise ApiError(Failure(500, INTERNAL, f"the parser of tool calls did not start: {error}")) from error
+        tool_parser = found.tool_parser if template.takes_tools else PARSER
+        reasoning_parser = settings.reasoning_parser or found.reasoning_parser
+        return Formats(settings.tool_parser or tool_parser, reasoning_parser, found.thinking)

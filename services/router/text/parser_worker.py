@@ -1,0 +1,223 @@
+"""The process that runs SGLang's own parsers of tool calls and of reasoning, for one router: frames in, frames out.
+
+Started as `python -m services.router.text.parser_worker`; it ends when its standard input does. A frame is a length
+(u32, little-endian) and a msgpack array: requests are [number, verb, key, payload], answers [number, error or nil,
+result]. A piece of a result is ["text" | "thought", words], ["call", index, name] or ["part", index, arguments].
+"""
+
+import importlib.util
+import os
+import struct
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+
+Raw = list[Any]
+_LENGTH = struct.Struct("<I")
+_STEP_IN_CALL = 32
+"""Characters of a call's arguments that are parsed at once: each step reads all arguments again."""
+
+
+class Vocabulary:
+    """The names of special tokens, as SGLang's detection asks a tokenizer for them."""
+
+    def __init__(self, names: list[str]) -> None:
+        self._names = names
+
+    def get_vocab(self) -> dict[str, int]:
+        return {name: number for number, name in enumerate(self._names)}
+
+
+class Parsing:
+    """The parsers of one answer. Reasoning is taken off first, what is left may hold calls."""
+
+    def __init__(self, payload: dict[str, Any]) -> None:
+        from sglang.srt.entrypoints.openai.protocol import Tool
+        from sglang.srt.function_call.function_call_parser import FunctionCallParser
+        from sglang.srt.parser.reasoning_parser import ReasoningParser
+
+        tools, reasoning = [Tool(**tool) for tool in payload["tools"]], payload["reasoning_parser"]
+        self._calls = FunctionCallParser(tools, payload["tool_parser"]) if tools else None
+        self._reasoning = None
+        if reasoning:
+            self._reasoning = ReasoningParser(
+                reasoning, force_reasoning=payload["thinking"] or None, tool_call_parser_active=bool(tools)
+            )
+        self._indexes: dict[int, int] = {}
+        self._space = ""
+
+    def push(self, text: str) -> list[Raw]:
+        """What more text makes certain."""
+        found: list[Raw] = []
+        if self._reasoning is not None:
+            thought, normal = self._reasoning.parse_stream_chunk(text)
+            found += _words("thought", thought)
+            text = normal or ""
+        return found + self._pushed(text)
+
+    def end(self, _: str = "") -> list[Raw]:
+        """What was held back."""
+        found: list[Raw] = []
+        if self._reasoning is not None:
+            thought, normal = self._reasoning.parse_stream_end()
+            found += _words("thought", thought)
+            found += self._pushed(normal or "")
+        if self._calls is not None:
+            text, calls = self._calls.parse_stream_end()
+            found += self._said(text) + self._streamed(calls) + self._unsaid()
+        return found + (_words("text", self._space) if not self._indexes else [])
+
+    def whole(self, text: str) -> list[Raw]:
+        """All of an answer at once."""
+        found: list[Raw] = []
+        if self._reasoning is not None:
+            thought, normal = self._reasoning.parse_non_stream(text)
+            found += _words("thought", thought)
+            text = normal or ""
+        if self._calls is None or not self._calls.has_tool_call(text):
+            return found + _words("text", text)
+        rest, calls = self._calls.parse_non_stream(text)
+        found += _words("text", rest)
+        for index, call in enumerate(calls):
+            found += [["call", index, call.name], ["part", index, call.parameters]]
+        return found
+
+    def _pushed(self, text: str) -> list[Raw]:
+        """Detectors expect a token at a time: words and a marker in one piece would lose the words."""
+        if self._calls is None or not text:
+            return _words("text", text)
+        found: list[Raw] = []
+        detector, at = self._calls.detector, 0
+        while at < len(text):
+            step = _STEP_IN_CALL if getattr(detector, "current_tool_name_sent", False) else 1
+            normal, calls = self._calls.parse_stream_chunk(text[at : at + step])
+            at += step
+            found += self._said(normal) + self._streamed(calls)
+        return _joined(found)
+
+    def _said(self, text: str) -> list[Raw]:
+        """Words; space before a call, between calls and after them is none."""
+        whole = self._space + text
+        kept = whole.rstrip()
+        self._space = whole[len(kept) :]
+        return _words("text", kept)
+
+    def _streamed(self, calls: list[Any]) -> list[Raw]:
+        found: list[Raw] = []
+        for call in calls:
+            if call.name:
+                self._space = ""
+                self._indexes[call.tool_index] = len(self._indexes)
+                found.append(["call", self._indexes[call.tool_index], call.name])
+            if call.parameters and call.tool_index in self._indexes:
+                found.append(["part", self._indexes[call.tool_index], call.parameters])
+        return found
+
+    def _unsaid(self) -> list[Raw]:
+        """The end of the last call's arguments, where a detector knows them and has not said them."""
+        detector = getattr(self._calls, "detector", None)
+        known, said = getattr(detector, "prev_tool_call_arr", []), getattr(detector, "streamed_args_for_tool", [])
+        last = len(known) - 1
+        if last < 0 or last >= len(said) or last not in self._indexes:
+            return []
+        whole = msgspec.json.encode(known[last].get("arguments", {})).decode()
+        spaced = _spaced(known[last].get("arguments", {}))
+        rest = next((text[len(said[last]) :] for text in (spaced, whole) if text.startswith(said[last])), "")
+        return [["part", self._indexes[last], rest]] if rest else []
+
+
+def _joined(found: list[Raw]) -> list[Raw]:
+    """Words that follow one another are one piece, and so are parts of one call."""
+    joined: list[Raw] = []
+    for raw in found:
+        if joined and raw[0] != "call" and joined[-1][:-1] == raw[:-1]:
+            joined[-1] = [*raw[:-1], joined[-1][-1] + raw[-1]]
+        else:
+            joined.append(raw)
+    return joined
+
+
+def _spaced(arguments: Any) -> str:
+    import json
+
+    return json.dumps(arguments, ensure_ascii=False)
+
+
+def _words(kind: str, text: str | None) -> list[Raw]:
+    return [[kind, text]] if text else []
+
+
+def detect(payload: dict[str, Any]) -> dict[str, str | bool]:
+    """Which parsers belong to a chat template; "" for none. `thinking`: its answers begin inside a thought."""
+    from sglang.srt.parser.template_detection import (
+        detect_reasoning_parser,
+        detect_reasoning_pattern,
+        detect_tool_call_parser,
+    )
+
+    template, names = payload["template"], Vocabulary(payload["special"])
+    always, config = detect_reasoning_pattern(template)
+    reasoning = detect_reasoning_parser(template, names, config, always)
+    tools = detect_tool_call_parser(template, names, config, always)
+    return {"tool_parser": tools or "", "reasoning_parser": reasoning or "", "thinking": bool(always)}
+
+
+class Worker:
+    """Answers requests one after the other."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, Parsing] = {}
+
+    def handle(self, verb: str, key: str, payload: Any) -> Any:
+        """The result of one request."""
+        if verb == "detect":
+            return detect(payload)
+        if verb == "open":
+            self._open[key] = Parsing(payload)
+            return None
+        if verb == "close":
+            self._open.pop(key, None)
+            return None
+        verbs: dict[str, Callable[[str], list[Raw]]] = {
+            "push": self._open[key].push,
+            "end": self._open[key].end,
+            "whole": self._open[key].whole,
+        }
+        return verbs[verb](payload)
+
+
+def serve(source: BinaryIO, target: BinaryIO) -> None:
+    """Until `source` ends; a request that fails is answered with its error."""
+    worker = Worker()
+    while head := source.read(_LENGTH.size):
+        (length,) = _LENGTH.unpack(head)
+        number, verb, key, payload = msgspec.msgpack.decode(source.read(length))
+        try:
+            answer: Raw = [number, None, worker.handle(verb, key, payload)]
+        except Exception as error:  # noqa: BLE001 - a parser's failure is the request's, never the process's
+            answer = [number, f"{type(error).__name__}: {error}", None]
+        data = msgspec.msgpack.encode(answer)
+        target.write(_LENGTH.pack(len(data)) + data)
+        target.flush()
+
+
+def _without_gpu_packages() -> None:
+    """Where a package that SGLang imports but only GPUs need is missing, its stand-in of our engine is found."""
+    if importlib.util.find_spec("torchvision") is None:
+        sys.path.append(str(Path(__file__).parents[2] / "engine" / "sglang" / "cpu_stubs"))
+
+
+def main() -> int:
+    """Serve on the standard streams; whatever a library prints goes to standard error."""
+    _without_gpu_packages()
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    serve(sys.stdin.buffer, answers)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
