@@ -68,6 +68,11 @@ class NodeReports:
         self._phases.append(report)
         self._beat.set()
 
+    async def asked(self) -> None:
+        """Somebody who has just started wants to know who is here: say it all, so that he need not wait for a beat."""
+        await self.hello()
+        self._beat.set()
+
     async def hello(self) -> None:
         """Say what this node is; nothing before its pool has said which life of it this is."""
         pool, info = self._pool, self._backend.info

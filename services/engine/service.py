@@ -235,7 +235,7 @@ class EngineService:
             self._core.nodes.seen(message.node, message.engine_incarnation, self._app.clock.now())
 
     async def _on_who(self, _: Delivery) -> None:
-        await self._reports.hello()
+        await self._reports.asked()
 
     @property
     def _working(self) -> Runner:

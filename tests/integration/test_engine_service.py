@@ -6,7 +6,8 @@ import pytest
 
 from schemas.phase import Phase
 from schemas.serve import Finish, RequestState
-from tests.engine_cluster import Connect, cluster, prompt_of, until
+from services.bus import Delivery
+from tests.engine_cluster import Connect, S, cluster, prompt_of, until
 
 NODES = ("node-0", "node-1")
 
@@ -53,3 +54,21 @@ async def test_an_answer_of_one_token_ends_in_both_legs(connect: Connect, tmp_pa
         await c.router.prefill("q").ended.wait()
         assert c.router.prefill("q").finish is Finish.LENGTH
         assert c.router.leg("q", 1, Phase.DECODE).finish is Finish.LENGTH
+
+
+async def test_who_asks_who_is_here_need_not_wait_for_a_heartbeat(
+    connect: Connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.engine.reports.HEARTBEAT_S", 600.0)
+    heard: list[str] = []
+
+    async def on_message(delivery: Delivery) -> None:
+        heard.append(delivery.subject)
+
+    async with cluster(connect, tmp_path) as c:
+        await c.engine("node-0")
+        asker = await connect()
+        await asker.subscribe(S.node_hello("node-0"), on_message)
+        await asker.subscribe(S.telemetry_node("node-0"), on_message)
+        await asker.publish(S.node_hello_query(), b"")
+        await until(lambda: {S.node_hello("node-0"), S.telemetry_node("node-0")} <= set(heard))
