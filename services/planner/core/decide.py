@@ -26,6 +26,7 @@ from services.planner.core.windows import Slice, SliceKind
 
 LEAST_SLICES = 2
 _SMALLEST = 1e-9
+_PASSES = "passes, another is better"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,45 +111,50 @@ def _table(situation: Situation, slices: Sequence[Slice], listed: list[Candidate
 
 
 def _judged(table: _Table, situation: Situation, settings: DecideSettings) -> Choice:
-    rate, p95 = table.rate, np.maximum(table.outlook.ttft_p95_s, _SMALLEST)
-    mean_rate = rate.mean(axis=1)
-    near = mean_rate >= (1.0 - settings.latency_slack) * mean_rate.max()
-    by_latency = settings.latency_slack > 0 and bool(near[0]) and not table.collocated
-    gains = p95[:1] / p95[1:] - 1.0 if by_latency else rate[1:] / rate[:1] - 1.0
-    tested = _tested(gains, settings, by_latency=by_latency)
-    reasons: list[str] = []
-    allowed: list[int] = []
+    value = _value(table, settings)
+    gains = np.exp(value[1:] - value[:1]) - 1.0
+    if settings.safe_switch:
+        tested = corrected_test(gains, settings.stderrs, settings.family_error, settings.min_effect)
+    else:
+        tested = plain_test(gains, settings.stderrs)
+    mean_rate = table.rate.mean(axis=1)
+    near = mean_rate >= (1.0 - (settings.latency_slack or 1.0)) * mean_rate.max()
+    verdicts: list[CandidateVerdict] = []
     for index, test in enumerate(tested, start=1):
-        reason = _against(table, index, test, situation, settings, near=bool(near[index]), by_latency=by_latency)
-        reasons.append(reason)
-        if not reason:
-            allowed.append(index)
-    verdicts = [
-        _verdict(table, index, gains[index - 1], test, reason)
-        for index, (test, reason) in enumerate(zip(tested, reasons, strict=True), start=1)
-    ]
-    measure = "P95 TTFT" if by_latency else "throughput"
-    leader = max(range(1, len(table.listed)), key=lambda index: tested[index - 1].mean)
+        reason = _against(table, index, test, situation, settings, near=bool(near[index]))
+        verdicts.append(_verdict(table, index, gains[index - 1], test, reason))
+    allowed = [index for index, verdict in enumerate(verdicts, start=1) if verdict.why == _PASSES]
     if not allowed:
-        why = f"hold: best {measure} gain is {verdicts[leader - 1].split}: {reasons[leader - 1]}"
-        return Choice(why, None, _with_now(table, verdicts), verdicts[leader - 1])
-    index = _best(table, allowed, tested, settings)
-    chosen, test = table.listed[index], tested[index - 1]
-    why = f"{measure} gain {test.mean:+.1%} is above {test.threshold:.1%} over {rate.shape[1]} slices"
-    picked = msgspec.structs.replace(verdicts[index - 1], why="chosen")
-    verdicts[index - 1] = picked
-    return Choice(
-        why,
-        chosen,
-        _with_now(table, verdicts),
-        picked,
-        Expected(
-            _capacity(table, 0),
-            _capacity(table, index),
-            table.row(table.outlook.ttft_s, index),
-            table.row(table.outlook.running, index),
-        ),
+        leader = max(verdicts, key=lambda verdict: verdict.mean or 0.0)
+        return Choice(f"hold: best is {leader.split}, {leader.why}", None, _with_now(table, verdicts), leader)
+    index = max(allowed, key=lambda index: tested[index - 1].mean)
+    test = tested[index - 1]
+    picked = verdicts[index - 1] = msgspec.structs.replace(verdicts[index - 1], why="chosen")
+    p95 = table.row(table.outlook.ttft_p95_s, 0), table.row(table.outlook.ttft_p95_s, index)
+    why = (
+        f"gain {test.mean:+.1%} is above {test.threshold:.1%} over {gains.shape[1]} slices: throughput "
+        f"{mean_rate[0]:.3g} -> {mean_rate[index]:.3g} req/s, P95 TTFT {p95[0]:.3g} -> {p95[1]:.3g} s"
     )
+    expected = Expected(
+        _capacity(table, 0),
+        _capacity(table, index),
+        table.row(table.outlook.ttft_s, index),
+        table.row(table.outlook.running, index),
+    )
+    return Choice(why, table.listed[index], _with_now(table, verdicts), picked, expected)
+
+
+def _value(table: _Table, settings: DecideSettings) -> Matrix:
+    """What is maximised, (c, s): ln X, and the latencies as far as they are weighed. Differences are relative gains."""
+    value: Matrix = np.log(table.rate)
+    if not settings.latency_slack or table.collocated:
+        return value
+    ttft, tpot = np.maximum(table.outlook.ttft_p95_s, _SMALLEST), np.maximum(table.outlook.tpot_s, _SMALLEST)
+    value = value - settings.latency_weight * np.log(np.maximum(ttft, settings.ttft_target_s or _SMALLEST))
+    for seconds, target in ((ttft, settings.ttft_target_s), (tpot, settings.tpot_target_s)):
+        if target is not None:
+            value = value - settings.target_weight * np.log(np.maximum(1.0, seconds / target))
+    return value
 
 
 def _capacity(table: _Table, index: int) -> float:
@@ -156,37 +162,20 @@ def _capacity(table: _Table, index: int) -> float:
     return table.row(table.outlook.rate / np.maximum(table.outlook.prefill_load, _SMALLEST), index)
 
 
-def _tested(gains: Matrix, settings: DecideSettings, *, by_latency: bool) -> list[Tested]:
-    if not settings.safe_switch:
-        return plain_test(gains, settings.stderrs)
-    effect = settings.min_latency_effect if by_latency else settings.min_effect
-    return corrected_test(gains, settings.stderrs, settings.family_error, [effect] * len(gains))
-
-
 def _against(
-    table: _Table,
-    index: int,
-    test: Tested,
-    situation: Situation,
-    settings: DecideSettings,
-    *,
-    near: bool,
-    by_latency: bool,
+    table: _Table, index: int, test: Tested, situation: Situation, settings: DecideSettings, *, near: bool
 ) -> str:
     """Why this candidate is not taken; "" if it may be."""
-    split = str(table.listed[index].split)
     if not test.passes:
         return f"gain {test.mean:+.1%} is not above {test.threshold:.1%}"
-    if by_latency and not near:
-        return f"throughput more than {settings.latency_slack:.0%} below the best"
-    if by_latency and _has_targets(settings) and _meets(table, 0, settings):
-        return "the split now meets the latency targets"
-    if split in situation.avoided:
-        return "undone on probation a short while ago"
-    return _donors(table, index, situation, settings) if settings.safe_switch else ""
+    if not near:
+        return f"its throughput is more than {settings.latency_slack:.0%} below the best"
+    if str(table.listed[index].split) in situation.avoided:
+        return "it was undone on probation a short while ago"
+    return _donors(table, index, situation, settings.donor_wait_s) if settings.safe_switch else ""
 
 
-def _donors(table: _Table, index: int, situation: Situation, settings: DecideSettings) -> str:
+def _donors(table: _Table, index: int, situation: Situation, budget_s: float) -> str:
     """The pool that gives nodes, re-predicted with the work that waits there now."""
     outlook, candidate = table.outlook, table.listed[index]
     if table.row(outlook.ttft_p95_s, index) <= table.row(outlook.ttft_p95_s, 0):
@@ -197,37 +186,13 @@ def _donors(table: _Table, index: int, situation: Situation, settings: DecideSet
         load = table.row(outlook.prefill_load, index)
         waiting = sum(node.waiting for node in situation.nodes if node.phase.serves(Phase.PREFILL))
         drain_s = waiting / _capacity(table, index) / max(0.02, 1.0 - load)
-        if drain_s > settings.donor_wait_s:
+        if drain_s > budget_s:
             return f"{waiting} waiting requests would take {drain_s:.0f} s to drain on {len(left)} prefill nodes"
     decoding = sum(node.running_decode for node in situation.nodes)
     room = table.row(outlook.room, index) * (len(situation.nodes) - len(left))
     if not gives_prefill and decoding > room:
         return f"{decoding} requests decode now, the {len(situation.nodes) - len(left)} nodes left hold {room:.0f}"
     return ""
-
-
-def _has_targets(settings: DecideSettings) -> bool:
-    return settings.ttft_target_s is not None or settings.tpot_target_s is not None
-
-
-def _meets(table: _Table, index: int, settings: DecideSettings) -> bool:
-    """Whether a split meets the targets that are set."""
-    ttft, tpot = settings.ttft_target_s, settings.tpot_target_s
-    meets_ttft = ttft is None or table.row(table.outlook.ttft_p95_s, index) <= ttft
-    return meets_ttft and (tpot is None or table.row(table.outlook.tpot_s, index) <= tpot)
-
-
-def _best(table: _Table, allowed: list[int], tested: list[Tested], settings: DecideSettings) -> int:
-    """Of the candidates that may be taken: the largest gain, or the best latency within the slack of the fastest."""
-    if settings.latency_slack <= 0:
-        return max(allowed, key=lambda index: tested[index - 1].mean)
-    rate = {index: table.row(table.rate, index) for index in allowed}
-    near = [index for index in allowed if rate[index] >= (1.0 - settings.latency_slack) * max(rate.values())]
-    if _has_targets(settings):
-        meeting = [index for index in near if _meets(table, index, settings)]
-        if meeting:
-            return max(meeting, key=lambda index: rate[index])
-    return min(near, key=lambda index: table.row(table.outlook.ttft_p95_s, index))
 
 
 def _verdict(table: _Table, index: int, gains: Matrix, test: Tested, reason: str) -> CandidateVerdict:
@@ -242,7 +207,7 @@ def _verdict(table: _Table, index: int, gains: Matrix, test: Tested, reason: str
         ttft_p95_s=table.row(table.outlook.ttft_p95_s, index),
         tpot_s=table.row(table.outlook.tpot_s, index),
         nodes=table.listed[index].nodes,
-        why=reason or "passes, another is better",
+        why=reason or _PASSES,
     )
 
 

@@ -41,25 +41,28 @@ class DecideSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How a split is chosen. Durations in seconds, gains and effects as shares.
 
     `closed_loop`: each candidate's throughput is the fixed point X = N/(Z + R_P(X) + R_D(X)); off: Theta with q as
-    measured under the split now. `latency_slack`: among splits whose throughput is within this share of the best, the
-    one with the best predicted P95 TTFT (or, of those that meet `ttft_target_s` and `tpot_target_s`, the one of highest
-    throughput) is taken; 0: off. `safe_switch`: corrected test over all candidates (chance of any wrong one:
-    `family_error`), effects of at least `min_effect` in throughput or `min_latency_effect` in P95 TTFT, the donor pool
-    re-predicted with its queued work (which must drain in `donor_wait_s`), and probation; off: mean > `stderrs`
-    standard errors alone. On probation, `probation_s` long, a queue that is `probation_sigmas` deviations above what it
-    was in `probation_ticks` ticks in a row undoes the switch; what was undone is not tried for `reverted_windows`.
+    measured under the split now. `latency_slack`: among splits whose throughput is within this share of the best, a
+    better P95 TTFT may outweigh throughput: halving it is worth `latency_weight` * 69 % of it (0.05: 3.5 %; from 1 on
+    latency alone counts). With `ttft_target_s`, `tpot_target_s` nothing is given for more than the target, and missing
+    one weighs `target_weight`. Slack 0: throughput alone.
+    `safe_switch`: corrected test over all candidates (chance of any wrong one: `family_error`), a gain of at least
+    `min_effect`, the donor pool re-predicted with its queued work (which must drain in `donor_wait_s`), and probation;
+    off: mean > `stderrs` standard errors alone. On probation, `probation_s` long, a queue that is `probation_sigmas`
+    deviations above what it was in `probation_ticks` ticks in a row undoes the switch; what was undone is not tried
+    for `reverted_windows`.
     """
 
     stderrs: Above = 2.0
     cooldown_s: float = 120.0
     closed_loop: bool = True
     latency_slack: Share = 0.05
+    latency_weight: Annotated[float, Meta(ge=0)] = 0.05
+    target_weight: Annotated[float, Meta(ge=0)] = 1.0
     ttft_target_s: Above | None = None
     tpot_target_s: Above | None = None
     safe_switch: bool = True
     family_error: Annotated[float, Meta(gt=0, lt=1)] = 0.05
-    min_effect: Share = 0.03
-    min_latency_effect: Share = 0.15
+    min_effect: Share = 0.02
     donor_wait_s: Above = 30.0
     probation_s: Above = 120.0
     probation_tick_s: Above = 5.0

@@ -1,6 +1,5 @@
 """Whether a gain seen in a few slices is more than chance."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,8 +32,8 @@ def plain_test(gains: Matrix, stderrs: float) -> list[Tested]:
     ]
 
 
-def corrected_test(gains: Matrix, stderrs: float, family_error: float, effects: Sequence[float]) -> list[Tested]:
-    """The same with neighbouring slices taken as alike, at least `effects`, and Holm's correction over the candidates.
+def corrected_test(gains: Matrix, stderrs: float, family_error: float, effect: float) -> list[Tested]:
+    """The same with neighbouring slices taken as alike, at least `effect`, and Holm's correction over the candidates.
 
     Holm (1979): the largest of m t-values must exceed the quantile of family_error/m, the next that of
     family_error/(m-1) and so on; the first that does not ends it.
@@ -48,7 +47,7 @@ def corrected_test(gains: Matrix, stderrs: float, family_error: float, effects: 
     for rank, index in enumerate(np.argsort(-t)):
         if not stopped:
             bound = max(stderrs, float(stdtrit(slices - 1, 1.0 - family_error / (count - rank))))
-        threshold = max(bound * float(errors[index]), effects[index])
+        threshold = max(bound * float(errors[index]), effect)
         tested[int(index)] = Tested(float(mean[index]), float(errors[index]), threshold)
         stopped = stopped or not float(t[index]) > bound
     return [tested[index] for index in range(count)]
