@@ -116,3 +116,73 @@ def test_a_parents_child_is_what_its_first_context_says(bench: Bench) -> None:
     assert ask(bench, "fork", [*B, *chain(*"01234567", "9")[8:]], parent="main") == ("fork", 0)
     assert ask(bench, "sub", TITLE, parent="main") == ("subagent", 0)
     assert [branch(bench, name)[1] for name in ("fork", "sub")] == [BranchKind.FORK, BranchKind.SUBAGENT]
+
+
+SYSTEM = "0123"
+AGENT = chain(*SYSTEM, *"abcdefgh")
+COMPACTED = chain(*SYSTEM, *"ABCD")
+
+
+def kinds(bench: Bench) -> list[tuple[BranchKind, int, bool]]:
+    """(kind, version, has a parent) of every branch, oldest first."""
+    found = reversed(list(bench.core.branches.newest_first()))
+    return [(branch.kind, branch.version, branch.parent is not None) for branch in found]
+
+
+def after_the_lease(bench: Bench) -> None:
+    for _ in range(2):
+        bench.tick(1000.0)
+        bench.say("p1", 1000 + bench.events)
+
+
+MAIN, FORK = BranchKind.MAIN, BranchKind.FORK
+
+
+def test_a_context_that_nobody_comes_back_to_was_compacted(bench: Bench) -> None:
+    ask(bench, None, AGENT)
+    assert ask(bench, None, COMPACTED) == ("fork", 0)
+    assert kinds(bench) == [(MAIN, 0, False), (FORK, 0, True)]
+    bench.tick(1000.0)
+    bench.say("p1", 1000)
+    assert ask(bench, None, chain(*SYSTEM, *"ABCDEF")) == ("extends", 0)
+    assert ask(bench, None, chain(*SYSTEM, *"XY")) == ("fork", 0), "the compacted one stands for the one it left"
+    bench.tick(900.0)
+    assert sorted(kinds(bench)) == [(FORK, 0, True), (MAIN, 0, False), (MAIN, 1, True)]
+    after_the_lease(bench)
+    assert sorted(kinds(bench)) == [(MAIN, 0, False), (MAIN, 1, True), (MAIN, 2, True)]
+
+
+def test_a_context_that_is_used_again_was_forked(bench: Bench) -> None:
+    ask(bench, None, chain(*SYSTEM, "a"))
+    ask(bench, None, AGENT)
+    ask(bench, None, chain(*SYSTEM, *"abcd", *"ZZZ"))
+    assert ask(bench, None, chain(*SYSTEM, *"abcdefghij")) == ("extends", 0)
+    after_the_lease(bench)
+    assert sorted(kinds(bench)) == [(FORK, 0, True), (MAIN, 0, False)]
+
+
+def test_an_agent_that_only_begins_alike_is_another_agent(bench: Bench) -> None:
+    ask(bench, None, AGENT)
+    assert ask(bench, None, chain(*SYSTEM, *"XYZ")) == ("fork", 0)
+    assert ask(bench, None, chain(*SYSTEM, *"abcdefghij")) == ("extends", 0)
+    assert kinds(bench) == [(MAIN, 0, False)] * 2
+    assert ask(bench, None, chain(*SYSTEM, *"PQR")) == ("opens", 0), "two live branches begin like this one"
+
+
+def test_siblings_that_begin_alike_are_told_apart_by_the_whole_of_their_prompts(bench: Bench) -> None:
+    first, second = chain(*SYSTEM, *"ax"), chain(*SYSTEM, *"ay")
+    ask(bench, None, first)
+    assert ask(bench, None, second)[0] != "extends"
+    names = [branch.key[1] for branch in reversed(list(bench.core.branches.newest_first()))]
+    for keys, name in ((chain(*SYSTEM, *"axbc"), names[0]), (chain(*SYSTEM, *"aybc"), names[1])):
+        assert bench.match(keys, request=f"m{name}").branch == name
+
+
+def test_a_branch_that_waits_for_an_answer_is_extended_by_no_other_request(bench: Bench) -> None:
+    ask(bench, None, AGENT)
+    longer = [*AGENT, *chain(*SYSTEM, *"abcdefgh", "i")[12:]]
+    assert bench.match(longer, request="one").lineage == "extends"
+    assert bench.match(longer, request="one").lineage == "extends", "the same request asked again"
+    assert bench.match(longer, request="two").lineage == "fork"
+    bench.match([], request="one", release=True)
+    assert bench.match(longer, request="three").lineage == "extends"

@@ -32,12 +32,16 @@ class Branch:
     contexts that did not extend the branch when they came. `kept`: runs on which a prefill claim of the branch lies on
     another node than its prefill node. `life`: how often it has ended. `seen`: its last activity (monotonic seconds).
     `family`: the session id it shares with others, within which its lineage is inferred. `grown`: a request extended
-    its context. `compacting`: a request asked for the summary that is to replace it.
+    its context. `compacting`: a request asked for the summary that is to replace it. `first_blocks`: of its first
+    prompt. For inferred ones: `left`: a later branch left its path since its last use; `unsettled`: it left its
+    parent's after `shared_blocks`, and what it is to the parent is not known yet; `heir`: the last one that left it.
+    `asked`: the last request that was taken to extend it.
     """
 
     __slots__ = (
-        "anchor", "blocks", "claim", "compacting", "decode", "departed", "family", "fresh", "grown", "inferred",
-        "kept", "key", "kind", "life", "parent", "prefill", "seen", "state", "version",
+        "anchor", "asked", "blocks", "claim", "compacting", "decode", "departed", "family", "first_blocks", "fresh",
+        "grown", "heir", "inferred", "kept", "key", "kind", "left", "life", "parent", "prefill", "seen",
+        "shared_blocks", "state", "unsettled", "version",
     )  # fmt: skip
 
     def __init__(self, key: BranchKey, now: float) -> None:
@@ -52,6 +56,12 @@ class Branch:
         self.fresh = True
         self.grown = False
         self.compacting = False
+        self.left = False
+        self.heir: Branch | None = None
+        self.asked: str | None = None
+        self.unsettled = False
+        self.first_blocks = 0
+        self.shared_blocks = 0
         self.seen = now
         self.blocks = 0
         self.claim: Claim | None = None

@@ -9,6 +9,7 @@ from services.directory.core import lineage
 from services.directory.core.branch import Branch, BranchKey, Claim
 from services.directory.core.branches import Branches
 from services.directory.core.counters import Counters
+from services.directory.core.departures import common_blocks
 from services.directory.core.lineage import Lineage, Signals
 from services.directory.core.pending import PendingPrefixes
 from services.directory.core.references import References
@@ -153,8 +154,12 @@ class BranchEvents:
             lineage.departed(branch, anchor)
             branch.compacting = branch.compacting or event.compaction is Compaction.SUMMARY
             return
+        opened = branch.anchor is None
         self._branches.unanchor(branch)
         lineage.accepted(branch, judgement, anchor)
+        if opened:
+            branch.first_blocks = prompt
+        self._branches.used_again(branch)
         self._branches.revive(branch, now)
         self._branches.anchor(branch)
         branch.life = max(branch.life, event.life or 0)
@@ -164,6 +169,9 @@ class BranchEvents:
         prefill = event.prefill_node or (claimed.prefill if claimed is not None else None)
         decode = event.decode_node or (claimed.decode if claimed is not None else None)
         self._references.claim(branch, None if tip is None else Claim(tip, prefill, decode), blocks)
+        parent = self._branches.get(branch.parent) if opened and branch.inferred and branch.parent else None
+        if parent is not None and parent.claim is not None and tip is not None and branch.kind is BranchKind.FORK:
+            self._branches.departs(branch, parent, common_blocks(parent.claim.tip, tip))
 
     def _tip(self, branch: Branch, event: BranchEvent, blocks: int) -> Tip | None:
         """Where the context ends in the tree: at its last key, if the tree knows all that leads to it; else its new

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from schemas.branch import BranchKind, BranchState
 from services.directory.core.branch import Branch, BranchKey
+from services.directory.core.departures import common_blocks
+from services.directory.core.lineage import REWRITABLE_BLOCKS
 from services.directory.core.references import References
 from services.directory.core.run import Keys, Tip
 
@@ -23,7 +25,7 @@ class Branches:
         self._active: OrderedDict[BranchKey, Branch] = OrderedDict()
         self._inactive: OrderedDict[BranchKey, Branch] = OrderedDict()
         self._children: dict[BranchKey, dict[BranchKey, None]] = {}
-        self._anchors: dict[str | None, dict[int, Branch]] = {}
+        self._anchors: dict[str | None, dict[int, list[Branch]]] = {}
 
     def __len__(self) -> int:
         return len(self._active) + len(self._inactive)
@@ -85,45 +87,88 @@ class Branches:
         return branch is not None and now - branch.seen >= self._lease_s
 
     def demote(self) -> None:
-        """Demote the longest silent active branch. An inferred branch that was left by one other and never used again
-        was compacted: the other continues it."""
+        """Demote the longest silent active branch. If one other left its path and it was never used again, it was
+        compacted: the other continues it."""
         branch = next(iter(self._active.values()))
         self._retire(branch, BranchState.IDLE)
-        heirs = [heir for key in self._children.get(branch.key, ()) if (heir := self._active.get(key)) is not None]
-        if branch.inferred and len(heirs) == 1 and heirs[0].inferred and heirs[0].kind is BranchKind.FORK:
-            heirs[0].kind = branch.kind
-            heirs[0].version = branch.version + 1
+        heirs = self._settled(branch)
+        if len(heirs) == 1 and heirs[0].active:
+            heirs[0].kind, heirs[0].version = branch.kind, branch.version + 1
+            return
+        self._part(branch, heirs)
+
+    def departs(self, heir: Branch, left: Branch, shared_blocks: int) -> None:
+        """`heir` is new and has `shared_blocks` of its context from `left`; what it is to it is settled later."""
+        heir.unsettled, heir.shared_blocks = True, shared_blocks
+        left.left, left.heir = True, heir
+
+    def used_again(self, branch: Branch) -> None:
+        """A branch that others left goes on: they are forks of it, or have nothing to do with it."""
+        if branch.left:
+            self._part(branch, self._settled(branch))
+
+    def _settled(self, branch: Branch) -> list[Branch]:
+        """The branches that left this one since its last use, no longer in question."""
+        branch.left, branch.heir = False, None
+        children = [self.get(key) for key in self._children.get(branch.key, ())]
+        heirs = [child for child in children if child is not None and child.unsettled]
+        for heir in heirs:
+            heir.unsettled = False
+        return heirs
+
+    def _part(self, branch: Branch, heirs: list[Branch]) -> None:
+        """Who shares less than the branch's first prompt has none of its conversation: another agent that begins
+        alike."""
+        for heir in heirs:
+            if heir.shared_blocks < branch.first_blocks - REWRITABLE_BLOCKS:
+                self._disown(heir)
+                heir.kind = BranchKind.MAIN
+
+    def _disown(self, branch: Branch) -> None:
+        if branch.parent is not None:
+            siblings = self._children[branch.parent]
+            del siblings[branch.key]
+            if not siblings:
+                del self._children[branch.parent]
+            branch.parent = None
 
     def anchor(self, branch: Branch) -> None:
         """Make an inferred branch findable, within its family, by what its next prompt must contain."""
         if branch.inferred and branch.anchor is not None:
-            self._anchors.setdefault(branch.family, {})[branch.anchor.key] = branch
+            self._anchors.setdefault(branch.family, {}).setdefault(branch.anchor.key, []).append(branch)
 
     def unanchor(self, branch: Branch) -> None:
         """To be called before the anchor of a branch changes."""
         family = self._anchors.get(branch.family)
-        if family is not None and branch.anchor is not None and family.get(branch.anchor.key) is branch:
+        if family is None or branch.anchor is None or branch not in (alike := family.get(branch.anchor.key, [])):
+            return
+        alike.remove(branch)
+        if not alike:
             del family[branch.anchor.key]
             if not family:
                 del self._anchors[branch.family]
 
-    def extended_by(self, tenant: str, family: str | None, keys: Keys, known: int) -> Branch | None:
-        """The inferred branch that a prompt without a branch id extends furthest, by its first `known` keys."""
+    def extended_by(
+        self, tenant: str, family: str | None, keys: Keys, tips: list[Tip], known: int, busy: Callable[[Branch], bool]
+    ) -> Branch | None:
+        """The inferred branch that a prompt without a branch id extends furthest, by its first `known` keys.
+
+        Siblings that begin alike may have the same anchor: then it is the one whose context the prompt shares most of.
+        A branch of one request is extended only by what holds its whole prompt, or is longer than its context: else a
+        sibling whose first prompt differs in its last blocks would be taken for it. A branch that is `busy` with a
+        request is extended by no other one: agents wait for their answer.
+        """
         anchors = self._anchors.get(family)
         if anchors is None or anchors.keys().isdisjoint(keys[:known].tolist()):
             return None
         for number in range(known - 1, -1, -1):
-            branch = anchors.get(keys[number])
-            if branch is not None and branch.key[0] == tenant:
-                return branch
-        return None
-
-    def left_by(self, tenant: str, family: str | None, tips: list[Tip], known: int) -> Branch | None:
-        """The inferred branch whose path a prompt leaves after at least half of that branch's last prompt."""
-        for branch in tips[-1][0].tips if tips else ():
-            ours = branch.inferred and branch.key[0] == tenant and branch.family == family
-            if ours and branch.anchor is not None and 2 * known >= branch.anchor.blocks:
-                return branch
+            alike = [
+                branch
+                for branch in anchors.get(keys[number], ())
+                if branch.key[0] == tenant and _goes_on(branch, known, len(keys)) and not busy(branch)
+            ]
+            if alike:
+                return max(alike, key=lambda branch: _likeness(branch, tips))
         return None
 
     def restore(self, branch: Branch) -> None:
@@ -135,23 +180,20 @@ class Branches:
             self.anchor(branch)
 
     def _retire(self, branch: Branch, state: BranchState) -> None:
+        over = state is BranchState.ENDED and branch.state is not BranchState.ENDED
+        branch.state = state
         self._references.claim(branch, None, branch.blocks)
-        if state is BranchState.ENDED and branch.state is not BranchState.ENDED:
+        if over:
             branch.life += 1
             self.unanchor(branch)
             branch.departed = []
-        branch.state = state
         self._active.pop(branch.key, None)
         self._inactive[branch.key] = branch
         self._inactive.move_to_end(branch.key)
         while len(self._inactive) > self._inactive_kept:
             _, oldest = self._inactive.popitem(last=False)
             self.unanchor(oldest)
-            if oldest.parent is not None:
-                siblings = self._children[oldest.parent]
-                del siblings[oldest.key]
-                if not siblings:
-                    del self._children[oldest.parent]
+            self._disown(oldest)
 
     def check(self) -> None:
         for key, branch in self._active.items():
@@ -166,3 +208,16 @@ class Branches:
         assert seen == sorted(seen), "active branches are not in order of their last activity"
         known = {branch.key for branch in self.newest_first()}
         assert {key for group in self._children.values() for key in group} <= known
+        assert all(alike for family in self._anchors.values() for alike in family.values())
+
+
+def _likeness(branch: Branch, tips: list[Tip]) -> tuple[int, int, float]:
+    """Less is missing of its last prompt, more of its context is shared, it was used later."""
+    shared = common_blocks(branch.claim.tip, tips[-1]) if branch.claim is not None and tips else 0
+    missing = branch.anchor.blocks - shared if branch.anchor is not None else 0
+    return -max(0, missing), shared, branch.seen
+
+
+def _goes_on(branch: Branch, known: int, blocks: int) -> bool:
+    assert branch.anchor is not None
+    return branch.grown or known >= branch.anchor.blocks or blocks > branch.blocks

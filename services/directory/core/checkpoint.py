@@ -53,6 +53,10 @@ class SavedBranch(msgspec.Struct, frozen=True, array_like=True):
     family: str | None = None
     grown: bool = False
     compacting: bool = False
+    left: bool = False
+    unsettled: bool = False
+    first_blocks: Count = 0
+    shared_blocks: Count = 0
 
 
 class Checkpoint(Message, frozen=True, kw_only=True):
@@ -136,6 +140,10 @@ def _saved(branch: Branch, number: dict[Run, int], now: float) -> SavedBranch:
         family=branch.family,
         grown=branch.grown,
         compacting=branch.compacting,
+        left=branch.left,
+        unsettled=branch.unsettled,
+        first_blocks=branch.first_blocks,
+        shared_blocks=branch.shared_blocks,
     )
 
 
@@ -146,4 +154,6 @@ def _branch(saved: SavedBranch, now: float) -> Branch:
     branch.prefill, branch.decode = saved.last
     branch.anchor, branch.departed = saved.anchor, saved.departed
     branch.family, branch.grown, branch.compacting = saved.family, saved.grown, saved.compacting
+    branch.left, branch.unsettled = saved.left, saved.unsettled
+    branch.first_blocks, branch.shared_blocks = saved.first_blocks, saved.shared_blocks
     return branch

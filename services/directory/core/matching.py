@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from schemas.branch import BranchKind
 from schemas.directory import MatchQuery, MatchReply, NodeMatch, Piece
 from services.directory.core import lineage
 from services.directory.core.branch import Branch
 from services.directory.core.branches import Branches
+from services.directory.core.departures import left_by
 from services.directory.core.lineage import Judgement, Lineage, Signals
 from services.directory.core.match import shared, supply
 from services.directory.core.pending import PendingPrefixes
@@ -73,17 +76,24 @@ class Matching:
         """The branch if it is known, its parent, whether it was inferred, and what the request is to it."""
         branch = self._branches.get((query.tenant, query.branch)) if query.branch is not None else None
         if query.branch is None:
-            branch = self._branches.extended_by(query.tenant, query.family, keys, known)
+            branch = self._branches.extended_by(query.tenant, query.family, keys, tips, known, self._busy(query))
             if branch is None:
-                left = self._branches.left_by(query.tenant, query.family, tips, known)
+                left = left_by(tips, query.tenant, query.family)
                 kind = Lineage.OPENS if left is None else Lineage.FORK
                 return None, left.key[1] if left is not None else query.family, True, Judgement(kind, 0)
         if branch is None:
             return None, query.parent, False, Judgement(self._opening(query, keys), query.version or 0)
 
+        branch.asked = query.request
         parent = branch.parent[1] if branch.parent is not None else query.parent
         signals = Signals(query.version, query.kind is BranchKind.TRANSIENT, query.compaction)
         return branch, parent, branch.inferred, lineage.judge(branch, signals, len(keys), _reader(keys))
+
+    def _busy(self, query: MatchQuery) -> Callable[[Branch], bool]:
+        """Whether a branch waits for the answer to another request than this one."""
+        return lambda branch: (
+            branch.asked not in (None, query.request) and self._pending.get(branch.asked or "") is not None
+        )
 
     def _opening(self, query: MatchQuery, keys: Keys) -> Lineage:
         """What the first request of an unknown branch is: as it says; with a parent and no word on the kind, a fork

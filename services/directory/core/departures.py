@@ -1,0 +1,55 @@
+"""Whose context a prompt leaves that continues none: the one branch that all below the point of departure belongs to.
+
+A prompt that shares only what several branches share (instructions, tools) leaves nobody. One that shares what a single
+live branch has for itself is that branch after a compaction, a fork of it, or a new agent that begins alike; which of
+them shows when the branch is used again, or is not for the time of its lease.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from services.directory.core.branch import Branch
+from services.directory.core.run import Run, Tip, path
+
+RUNS_LOOKED_AT = 64
+"""Below a shared point there are many runs, and the second branch is found at once; below one branch's own few."""
+
+
+def left_by(tips: list[Tip], tenant: str, family: str | None) -> Branch | None:
+    """The branch that the prompt whose known path is `tips` leaves; None when there is none, or more than one.
+
+    A branch that was left itself, and not used since, stands for the one that left it.
+    """
+    if not tips:
+        return None
+    found: Branch | None = None
+    for below in _below(*tips[-1]):
+        branch = below
+        while branch.left and branch.heir is not None:
+            branch = branch.heir
+        ours = branch.active and branch.inferred and branch.key[0] == tenant and branch.family == family
+        if not ours or branch is found:
+            continue
+        if found is not None:
+            return None
+        found = branch
+    return found
+
+
+def common_blocks(one: Tip, other: Tip) -> int:
+    """How many leading blocks two contexts share."""
+    ends = dict(path(one))
+    return sum(min(end, ends.get(run, 0)) for run, end in path(other))
+
+
+def _below(run: Run, offset: int) -> Iterator[Branch]:
+    """Branches whose context ends on `run` at or behind `offset`, or on a run that hangs there, nearest first."""
+    yield from (branch for branch in run.tips if branch.claim is not None and branch.claim.tip[1] >= offset)
+    waiting = [child for child in run.children.values() if child.offset >= offset]
+    looked_at = 0
+    while waiting and looked_at < RUNS_LOOKED_AT:
+        below = waiting.pop()
+        looked_at += 1
+        yield from below.tips
+        waiting.extend(below.children.values())
