@@ -7,7 +7,7 @@ from msgspec import Meta
 
 from schemas.branch import BranchId, BranchInfo, BranchKind, Compaction
 from schemas.codec import Decoder, Message
-from schemas.kv import keys_of
+from schemas.kv import KEY_BYTES, keys_of
 
 Count = Annotated[int, Meta(ge=0)]
 
@@ -35,7 +35,8 @@ class MatchQuery(Message, frozen=True, kw_only=True):
     compaction: Compaction | None = None
 
     def __post_init__(self) -> None:
-        keys_of(self.hashes)
+        if len(self.hashes) % KEY_BYTES:
+            keys_of(self.hashes)
 
 
 class NodeMatch(msgspec.Struct, frozen=True, kw_only=True):

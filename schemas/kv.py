@@ -56,8 +56,10 @@ class LocationChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     origin: Tier | None = msgspec.field(default=None, name="from")
 
     def __post_init__(self) -> None:
-        keys_of(self.hashes)
-        checked_key(self.parent)
+        if len(self.hashes) % KEY_BYTES:
+            keys_of(self.hashes)
+        if self.parent is not None:
+            checked_key(self.parent)
 
 
 class KvLocation(Message, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ from starlette.routing import BaseRoute
 from schemas.branch import decode_branch_event
 from schemas.codec import RejectedMessage, encode
 from schemas.directory import BRANCH_QUERY, MATCH_QUERY, REFERENCES_QUERY, BranchReply, MatchReply
-from schemas.kv import KV_LOCATION, NODE_HELLO, SnapshotPart
+from schemas.kv import KV_LOCATION, NODE_HELLO, KvLocation, SnapshotPart
 from schemas.phase import PHASE_COMMAND
 from schemas.pool import Empty
 from schemas.streams import branch_stream, phase_stream
@@ -30,6 +30,7 @@ from services.observe import RateLimitedLog
 
 T = TypeVar("T")
 TICK_S = 1.0
+LOT_MESSAGES = 64
 WORK_STEPS = 16
 """Pieces of work between two turns of the loop: a few milliseconds at most."""
 
@@ -63,6 +64,7 @@ class DirectoryService:
         self._checkpoints = Checkpoints(
             settings.state_dir, settings.partition, self._core, app.clock, self._metrics, app.log
         )
+        self._lot: list[KvLocation] = []
         self._work = asyncio.Event()
         self._save = asyncio.Event()
         self._sequence = 0
@@ -122,9 +124,19 @@ class DirectoryService:
     # what is heard
 
     async def _on_location(self, delivery: Delivery) -> None:
+        """Messages that queue are applied together, after those of this turn of the loop."""
         message = self._decoded(KV_LOCATION.decode, delivery)
         if message is not None:
-            self._perform(self._core.on_location(message, self._clock.now()))
+            self._lot.append(message)
+            if len(self._lot) == 1:
+                asyncio.get_running_loop().call_soon(self._apply_lot)
+            elif len(self._lot) == LOT_MESSAGES:
+                self._apply_lot()
+
+    def _apply_lot(self) -> None:
+        lot, self._lot = self._lot, []
+        if lot:
+            self._perform(self._core.on_locations(lot, self._clock.now()))
 
     async def _on_hello(self, delivery: Delivery) -> None:
         hello = self._decoded(NODE_HELLO.decode, delivery)

@@ -1,7 +1,6 @@
 """The small parts of the directory's core against what they stand for: sets, dictionaries, one message at a time."""
 
 import random
-from array import array
 
 from directory_model import keys_of, pack
 from hypothesis import given, settings
@@ -9,11 +8,11 @@ from hypothesis import strategies as st
 
 from schemas.kv import ChangeType, KvLocation, LocationChange, Tier
 from services.directory.core import spans as sets
-from services.directory.core.key_index import NEWEST_KEYS, SMALL_LEVELS, KeyIndex
+from services.directory.core.key_index import LOT_KEYS, LOTS, MERGED_AT_ONCE, KeyIndex
 from services.directory.core.node_feed import Arrival, NodeFeed
 from services.directory.core.pending import STRIDE, PendingPrefixes
 from services.directory.core.prefix_tree import PrefixTree
-from services.directory.core.run import Ends, Run, keys_view
+from services.directory.core.run import Ends, keys_view
 
 intervals = st.tuples(st.integers(0, 30), st.integers(1, 10)).map(lambda pair: (pair[0], pair[0] + pair[1]))
 operations = st.lists(st.tuples(st.booleans(), intervals), max_size=30)
@@ -67,29 +66,34 @@ def test_ends_count_prefixes(steps: list[tuple[bool, int]]) -> None:
         assert all(ends.over(offset) == sum(end > offset for end in truth) for offset in range(6))
 
 
-def test_the_index_is_a_dictionary_of_any_size() -> None:
+def test_the_index_names_the_run_of_every_key_at_any_size() -> None:
     rnd = random.Random(1)
-    runs: list[Run | None] = [None]
-    index, truth = KeyIndex(runs), {}
-    while len(truth) < 5 * NEWEST_KEYS * SMALL_LEVELS:
-        keys = [rnd.getrandbits(64) for _ in range(rnd.randint(1, 3000))]
-        packed = keys_view(array("Q", keys).tobytes())
-        run = Run(len(runs), None, 0, packed)
-        runs.append(run)
-        index.put(packed, run)
-        truth |= dict.fromkeys(keys, run)
-        if rnd.random() < 0.2:
-            gone = rnd.choice([run for run in runs if run is not None])
-            index.put(memoryview(gone.keys), None)
-            truth |= dict.fromkeys(gone.keys)
-        if rnd.random() < 0.1:
-            again = rnd.choice([run for run in runs if run is not None])
-            index.put(memoryview(again.keys), again)
-            truth |= dict.fromkeys(again.keys, again)
-    for key in rnd.sample(list(truth), 2000):
-        assert index.find(key) is truth[key]
-    assert all(index.find(rnd.getrandbits(64)) is None for _ in range(100))
+    index, truth, runs = KeyIndex(), dict[int, int | None](), list[bytes]()
+    for ident in range(300):
+        keys = [rnd.getrandbits(64) for _ in range(rnd.randint(1, 9000))]
+        runs.append(pack(keys))
+        index.put(runs[-1], ident)
+        truth |= dict.fromkeys(keys, ident)
+        for taken, chance in ((True, 0.4), (False, 0.1)):
+            if rnd.random() < chance:
+                other = rnd.randrange(len(runs))
+                if (truth[keys_view(runs[other])[0]] is None) is not taken:
+                    (index.take if taken else index.put)(runs[other], other)
+                    truth |= dict.fromkeys(keys_view(runs[other]), None if taken else other)
+    assert len(truth) > 3 * LOTS * LOT_KEYS * MERGED_AT_ONCE // 4
+    for key in rnd.sample(list(truth), 3000):
+        assert truth[key] is None or truth[key] in index.find(key)
+    assert not any(list(index.find(rnd.getrandbits(64))) for _ in range(100))
     index.check()
+
+
+def test_what_was_put_and_taken_back_is_not_kept() -> None:
+    rnd, index = random.Random(2), KeyIndex()
+    for ident in range(4000):
+        keys = pack([rnd.getrandbits(64) for _ in range(100)])
+        index.put(keys, ident)
+        index.take(keys, ident)
+    assert index.entries() < 6 * LOTS * LOT_KEYS
 
 
 contexts = st.lists(st.integers(0, 2), min_size=1, max_size=8).map(tuple)

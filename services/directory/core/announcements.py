@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from services.directory.core import spans as sets
+from services.directory.core.effects import ReferencesChanged
 from services.directory.core.run import Holding, Run
 from services.directory.core.spans import Spans
 
 NOTHING: Spans = []
-
-
-class Announcement(NamedTuple):
-    """Copies in L2 of a node (packed keys) and both of their bits; of a new copy its pool assumes neither."""
-
-    node: str
-    referenced: bool
-    unreachable: bool
-    keys: bytes
 
 
 class Announcements:
@@ -26,11 +16,16 @@ class Announcements:
 
     def __init__(self) -> None:
         self.hosts: dict[str, list[Holding]] = {}
-        self.waiting: list[Announcement] = []
+        self.waiting: list[ReferencesChanged] = []
 
     def came(self, holding: Holding, run: Run, new: Spans) -> None:
         """Blocks came to an L2 holding. Said even where neither bit is set: a word on a former copy of the same block
         may have reached the pool after this one came."""
+        if not run.claims and not run.kept and new[-1] <= run.reach and len(new) == 2:
+            if holding.live:
+                keys = run.keys[new[0] : new[1]].tobytes()
+                self.waiting.append(ReferencesChanged(holding.node, False, False, keys))  # noqa: FBT003 - one per event
+            return
         holding.referenced += self._state(holding, run, new)
         if new[-1] > run.reach:
             holding.unreachable += sets.size(_beyond(new, run.reach))
@@ -45,13 +40,19 @@ class Announcements:
         now = run.referenced(node)
         if now == was:
             return
-        gained, lost = sets.minus(now, was), sets.minus(was, now)
+        if not run.kept and len(was) <= 2:
+            old, new = (was[-1] if was else 0), (now[-1] if now else 0)
+            gained, lost = ([old, new], NOTHING) if new > old else (NOTHING, [new, old])
+        else:
+            gained, lost = sets.minus(now, was), sets.minus(was, now)
         for holding in self.hosts.get(node, ()):
             held = run.held.get(holding, NOTHING)
-            more, less = sets.both(held, gained), sets.both(held, lost)
-            holding.referenced += sets.size(more) - sets.size(less)
-            self._say(holding, run, more, referenced=True)
-            self._say(holding, run, less, referenced=False)
+            if gained and (more := sets.both(held, gained)):
+                holding.referenced += sets.size(more)
+                self._say(holding, run, more, referenced=True)
+            if lost and (less := sets.both(held, lost)):
+                holding.referenced -= sets.size(less)
+                self._say(holding, run, less, referenced=False)
 
     def reached(self, holding: Holding, run: Run, blocks: Spans, *, lost: bool) -> None:
         """Copies of an L2 holding became reachable, or were lost to reach; `run.reach` says so already."""
@@ -84,7 +85,7 @@ class Announcements:
             if part:
                 keys = [run.packed(part[i], part[i + 1]) for i in range(0, len(part), 2)]
                 said = b"".join(keys) if len(keys) > 1 else keys[0]
-                self.waiting.append(Announcement(holding.node, referenced, unreachable, said))
+                self.waiting.append(ReferencesChanged(holding.node, referenced, unreachable, said))
 
     def check(self) -> None:
         """Assert the counts of every holding."""

@@ -177,18 +177,23 @@ class BranchEvents:
         """Where the context ends in the tree: at its last key, if the tree knows all that leads to it; else its new
         keys are added behind the last block of its base. None when base or keys are missing or do not fit."""
         tree = self._references.tree
+        run = tree.ending_with(event.tip) if event.tip is not None else None
+        if run is not None and depth((run, len(run.keys))) == blocks:
+            return run, len(run.keys)
+        base, keys = self._base(branch, event), keys_view(event.keys)
+        fits = event.base_blocks + len(keys) == blocks and event.tip in (None, keys[-1] if len(keys) else None)
+        added: Tip | None = None
+        if len(keys) and fits and (base is not None or not event.base_blocks):
+            pieces = tree.insert(base, keys).pieces
+            if sum(last - first for _, first, last in pieces) == len(keys):
+                added = pieces[-1][0], pieces[-1][2]
+                if depth(added) == blocks:
+                    return added
         found = tree.find(event.tip) if event.tip is not None else None
         known = (found[0], found[1] + 1) if found is not None else None
         if known is not None and depth(known) == blocks:
             return known
-        base, keys = self._base(branch, event), keys_view(event.keys)
-        fits = event.base_blocks + len(keys) == blocks and event.tip in (None, keys[-1] if len(keys) else None)
-        if not len(keys) or not fits or (event.base_blocks and base is None):
-            return known if known is not None and depth(known) is None else None
-        pieces = tree.insert(base, keys).pieces
-        run, _, last = pieces[-1] if pieces else (tree.root, 0, 0)
-        complete = sum(last - first for _, first, last in pieces) == len(keys)
-        return (run, last) if complete and depth((run, last)) in (blocks, None) else None
+        return next((tip for tip in (added, known) if tip is not None and depth(tip) is None), None)
 
     def _base(self, branch: Branch, event: BranchEvent) -> int | None:
         """The key of the last block before the event's keys; None at the start of a context, or when it is unknown."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from schemas.kv import ChangeType, LocationChange, Tier
+from schemas.kv import LocationChange, Tier
 from services.directory.core.announcements import Announcements
 from services.directory.core.counters import Counters
 from services.directory.core.prefix_tree import PrefixTree
@@ -33,20 +33,15 @@ class Copies:
         self._announcements = announcements
         self._counters = counters
 
-    def change(self, change: LocationChange, holdings: Holdings) -> Run | None:
-        """Blocks came, left or moved; the orphan that this made or met because their parent is unknown, if any."""
-        keys = keys_view(change.hashes)
-        if not len(keys):
+    def stored(self, change: LocationChange, packed: bytes, holdings: Holdings) -> Run | None:
+        """The blocks of these packed keys came as `change` says, or moved; the orphan that this made or met because
+        their parent is unknown, if any."""
+        if not packed:
             return None
-        if change.type is ChangeType.REMOVED:
-            pieces, unknown = self._tree.locate(keys)
-            self._counters.unknown_removed_blocks += unknown
-            for piece in pieces:
-                self._drop(holdings[change.tier], *piece)
-            return None
-        inserted = self._tree.insert(change.parent, keys)
-        for piece in inserted.pieces:
-            self._hold(holdings[change.tier], *piece)
+        inserted = self._tree.insert(change.parent, keys_view(packed))
+        holding = holdings[change.tier]
+        for run, first, last in inserted.pieces:
+            self._hold(holding, run, first, last)
         if change.origin is not None and change.origin is not change.tier:
             for piece in inserted.pieces:
                 self._drop(holdings[change.origin], *piece)
@@ -55,6 +50,23 @@ class Copies:
     def sweep(self, holding: Holding) -> Iterator[None]:
         """Take a dead holding out of its runs."""
         while holding.runs:
+    def removed(self, tier: Tier, packed: bytes, holdings: Holdings) -> None:
+        """The blocks of these packed keys left."""
+        pieces, unknown = self._tree.locate(keys_view(packed))
+        self._counters.unknown_removed_blocks += unknown
+        for piece in pieces:
+            self._drop(holdings[tier], *piece)
+
+    def revive(self, holding: Holding) -> None:
+        """From now on what this holding has is seen."""
+        holding.live = True
+        self._tree.sights.lives += 1
+
+    def bury(self, holding: Holding) -> None:
+        """From now on what this holding had is out of sight."""
+        holding.live = False
+        self._tree.sights.lives += 1
+
             run = holding.runs.pop()
             del run.held[holding]
             self._reachability.recheck(run)

@@ -6,7 +6,7 @@ Messages and time in, effects and answers out. A message costs what it carries; 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from schemas.branch import BranchEvent, BranchInfo
@@ -20,11 +20,13 @@ from services.directory.core.copies import Copies
 from services.directory.core.counters import Counters
 from services.directory.core.effects import Effect, ReferencesChanged
 from services.directory.core.locations import Locations
+from services.directory.core.match import Supply
 from services.directory.core.matching import Matching
 from services.directory.core.pending import PendingPrefixes
 from services.directory.core.prefix_tree import PrefixTree
 from services.directory.core.reachability import Reachability
 from services.directory.core.references import References
+from services.directory.core.run import keys_view
 
 _DONE = object()
 
@@ -72,7 +74,11 @@ class Directory:
 
     def on_location(self, message: KvLocation, now: float) -> list[Effect]:
         """Location changes of one node, or its pool's heartbeat."""
-        self.locations.on_location(message, now)
+        return self.on_locations((message,), now)
+
+    def on_locations(self, messages: Iterable[KvLocation], now: float) -> list[Effect]:
+        """Several of them, in the order they came: cheaper than one by one."""
+        self.locations.on_locations(messages, now)
         return self._effects()
 
     def on_snapshot(self, part: SnapshotPart, now: float) -> list[Effect]:
@@ -105,6 +111,10 @@ class Directory:
             if command.phase is Phase.PREFILL and old is not Phase.PREFILL:
                 self.locations.jobs.append(self.references.switch(command.node))
         return self._effects()
+
+    def placement(self, hashes: bytes) -> Supply:
+        """Where the longest prefix of these packed keys lies: what a match says of it, without a request."""
+        return self.tree.sights.supply(self.tree.walk(keys_view(hashes)))
 
     def match(self, query: MatchQuery, now: float) -> MatchReply:
         """Where the longest prefix lies; cost by the runs of this request only."""
@@ -205,8 +215,7 @@ class Directory:
         said, self.announcements.waiting = self.announcements.waiting, []
         if self.blind:
             return [effect for effect in effects if not isinstance(effect, ReferencesChanged)]
-        effects.extend(ReferencesChanged(*change) for change in said)
-        return effects
+        return effects + said if effects else list[Effect](said)
 
     def check(self) -> None:
         """Assert the invariants of every part, and that claims and counters are what the branches say."""

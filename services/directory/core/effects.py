@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,8 +14,7 @@ class NeedSnapshot:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class ReferencesChanged:
+class ReferencesChanged(NamedTuple):
     """Tell this node's pool about copies in its L2 (packed keys). `full` first: all it knew before is void."""
 
     node: str

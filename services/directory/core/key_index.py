@@ -1,138 +1,180 @@
-"""Which run holds a key: sorted arrays of 12 bytes a key, a few levels deep so that no change moves much."""
+"""Which run holds a key: sorted arrays of 8 bytes a key, merged by and by so that no change moves much."""
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left
+from collections.abc import Iterator
 from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
-from services.directory.core.run import Keys, Run
-
-SHARD_BITS = 5
-NEWEST_KEYS = 4096
-SMALL_LEVELS = 16
-LARGE_LEVELS = 4
+IDENT_BITS = 27
+LOT_KEYS = 4096
+LOTS = 16
+MERGED_AT_ONCE = 16
+PART_ENTRIES = 1 << 16
+_TAG = ((1 << 64) - 1) >> (IDENT_BITS + 1) << (IDENT_BITS + 1)
+_IDENT = (1 << IDENT_BITS) - 1
 
 _U64 = npt.NDArray[np.uint64]
-_U32 = npt.NDArray[np.uint32]
 
 
 class _Level:
-    """Keys in ascending order, each with the ident of its run; 0 says that the key was deleted."""
+    """Entries in ascending order, in parts: part i of 2**b has those whose first b bits are i."""
 
-    __slots__ = ("idents", "keys", "view")
+    __slots__ = ("bits", "parts", "taken", "total", "views")
 
-    def __init__(self, keys: _U64, idents: _U32) -> None:
-        self.keys, self.idents, self.view = keys, idents, keys.data
+    def __init__(self, parts: list[_U64]) -> None:
+        self.bits = len(parts).bit_length() - 1
+        self.parts = parts
+        self.views = [part.data for part in parts]
+        self.total = sum(map(len, parts))
+        self.taken = sum(int(np.count_nonzero(part & np.uint64(1))) for part in parts)
 
-    def find(self, key: int) -> int | None:
-        """The ident of `key`; None when this level says nothing of it."""
-        at = bisect_left(self.view, key)
-        return int(self.idents[at]) if at < len(self.view) and self.view[at] == key else None
+    def find(self, tag: int) -> Iterator[int]:
+        view = self.views[tag >> (64 - self.bits) if self.bits else 0]
+        for at in range(bisect_left(view, tag), len(view)):
+            entry = view[at]
+            if entry & _TAG != tag:
+                return
+            if not entry & 1:
+                yield entry >> 1 & _IDENT
+
+    def between(self, first: int, last: int) -> list[_U64]:
+        """The entries in [first, last], where no part begins or ends inside."""
+        shift = 64 - self.bits
+        low, high = (first >> shift, last >> shift) if self.bits else (0, 0)
+        if high > low:
+            return self.parts[low : high + 1]
+        part = self.parts[low]
+        ends = np.searchsorted(part, np.array([first, last], np.uint64))
+        return [part[int(ends[0]) : int(ends[1])]]
 
 
-def _sorted(keys: _U64, idents: _U32) -> _Level:
-    """A level out of entries from oldest to newest: of each key the last one."""
-    order = np.argsort(keys, kind="stable")
-    keys, idents = keys[order], idents[order]
-    last = np.ones(len(keys), bool)
-    last[:-1] = keys[1:] != keys[:-1]
-    return _Level(keys[last], idents[last])
+class _Merge:
+    """Several levels becoming one, a part a step; the levels stay in use until the last one."""
+
+    def __init__(self, sources: list[_Level]) -> None:
+        self.sources = sources
+        total = sum(level.total for level in sources)
+        self._bits = max(max(0, (total - 1).bit_length() - PART_ENTRIES.bit_length() + 1), 0)
+        self._parts: list[_U64] = []
+
+    def step(self) -> _Level | None:
+        shift = 64 - self._bits
+        first = len(self._parts) << shift
+        last = first + (1 << shift) - 1
+        self._parts.append(_settled([part for level in self.sources for part in level.between(first, last)]))
+        return _Level(self._parts) if len(self._parts) == 1 << self._bits else None
 
 
-def _joined(levels: list[_Level]) -> _Level:
-    """One level out of several, oldest first."""
-    return _sorted(np.concatenate([level.keys for level in levels]), np.concatenate([level.idents for level in levels]))
-
-
-def _merged(old: _Level, new: _Level) -> _Level:
-    """Both levels in one, without what is deleted; cheaper than sorting when `new` is much the smaller one."""
-    at = np.searchsorted(old.keys, new.keys)
-    inside = np.flatnonzero(at < len(old.keys))
-    known = np.zeros(len(at), bool)
-    known[inside] = old.keys[at[inside]] == new.keys[inside]
-    old.idents[at[known]] = new.idents[known]
-    places = at[~known] + np.arange(len(at) - np.count_nonzero(known))
-    taken = np.ones(len(old.keys) + len(places), bool)
-    taken[places] = False
-    keys, idents = np.empty(len(taken), np.uint64), np.empty(len(taken), np.uint32)
-    keys[places], idents[places] = new.keys[~known], new.idents[~known]
-    keys[taken], idents[taken] = old.keys, old.idents
-    return _Level(keys, idents) if idents.all() else _Level(keys[idents != 0], idents[idents != 0])
+def _settled(pieces: list[_U64]) -> _U64:
+    """Entries of all pieces in order; one that was put and one that took it back cancel each other."""
+    entries = np.concatenate(pieces)
+    entries.sort()
+    taken = (entries & np.uint64(1)).astype(np.int64)
+    if not taken.any():
+        return entries
+    bare = entries >> np.uint64(1)
+    fresh = np.ones(len(bare), bool)
+    fresh[1:] = bare[1:] != bare[:-1]
+    first = np.flatnonzero(fresh)
+    net = np.add.reduceat(1 - 2 * taken, first)
+    left = bare[first] << np.uint64(1) | (net < 0).astype(np.uint64)
+    return np.repeat(left, np.abs(net))
 
 
 class KeyIndex:
-    """New entries gather unsorted; a full lot of them becomes a small level, many small ones a large one, and many
-    large ones are merged into the shards, one with every further lot. So a change pays for a lot at most, and a key
-    costs 12 bytes in the end. The newest level that names a key is right."""
+    """An entry is the first bits of a key, the ident of its run, and whether it was put or taken back; who looks for a
+    key asks the runs named. New keys gather as they come; full lots of them are sorted, and levels of like size are
+    merged, one part with every further lot. So a change pays for a lot and a few parts at most, and a key costs 8 bytes
+    in the end.
+    """
 
-    def __init__(self, runs: list[Run | None]) -> None:
-        self._runs = runs
-        self._keys = np.empty(NEWEST_KEYS, np.uint64)
-        self._idents = np.empty(NEWEST_KEYS, np.uint32)
-        self._count = 0
-        self._small: list[_Level] = []
-        self._large: list[_Level] = []
-        self._frozen: list[_Level] = []
-        self._shards = [_Level(np.empty(0, np.uint64), np.empty(0, np.uint32)) for _ in range(1 << SHARD_BITS)]
-        self._next = 0
+    def __init__(self) -> None:
+        self._keys = array("Q")
+        self._marks: list[tuple[int, int]] = []
+        self._lots: list[_Level] = []
+        self._tiers: list[list[_Level]] = [[]]
+        self._merges: dict[int, _Merge] = {}
 
-    def find(self, key: int) -> Run | None:
-        """The run that holds `key`, or None."""
-        hits = np.flatnonzero(self._keys[: self._count] == np.uint64(key))
-        if len(hits):
-            return self._runs[int(self._idents[hits[-1]])]
-        for levels in (self._small, self._large, self._frozen):
-            for level in reversed(levels):
-                ident = level.find(key)
-                if ident is not None:
-                    return self._runs[ident]
-        ident = self._shards[key >> (64 - SHARD_BITS)].find(key)
-        return None if ident is None else self._runs[ident]
+    def put(self, packed: bytes, ident: int) -> None:
+        """These packed keys are in run `ident` from now on."""
+        self._mark(packed, ident << 1)
 
-    def put(self, keys: Keys, run: Run | None) -> None:
-        """These keys are in `run` from now on (None: nowhere)."""
-        entries = np.frombuffer(keys, np.uint64)
-        while len(entries):
-            taken = entries[: NEWEST_KEYS - self._count]
-            end = self._count + len(taken)
-            self._keys[self._count : end] = taken
-            self._idents[self._count : end] = run.ident if run is not None else 0
-            self._count = end
-            if end == NEWEST_KEYS:
-                self._next_lot()
-            entries = entries[len(taken) :]
+    def take(self, packed: bytes, ident: int) -> None:
+        """These keys, put before, are no longer in run `ident`."""
+        self._mark(packed, ident << 1 | 1)
+
+    def find(self, key: int) -> Iterator[int]:
+        """Idents of the runs that may hold `key`; the one that does is among them."""
+        tag = key & _TAG
+        if self._keys:
+            hits = np.flatnonzero(np.frombuffer(self._keys, np.uint64) == np.uint64(key))
+            if len(hits):
+                ends = np.cumsum([count for _, count in self._marks])
+                yield from (self._marks[int(mark)][0] >> 1 for mark in np.searchsorted(ends, hits[::-1], side="right"))
+        for lot in reversed(self._lots):
+            yield from lot.find(tag)
+        for tier, levels in enumerate(self._tiers):
+            for level in levels:
+                yield from level.find(tag)
+            if tier in self._merges:
+                for level in self._merges[tier].sources:
+                    yield from level.find(tag)
+
+    def _mark(self, packed: bytes, mark: int) -> None:
+        self._keys.frombytes(packed)
+        self._marks.append((mark, len(packed) >> 3))
+        if len(self._keys) >= LOT_KEYS:
+            self._next_lot()
 
     def _next_lot(self) -> None:
-        self._small.append(_sorted(self._keys, self._idents))
-        self._count = 0
-        if self._frozen:
-            self._merge_shard()
-        if len(self._small) == SMALL_LEVELS:
-            self._large.append(_joined(self._small))
-            self._small = []
-        if len(self._large) == LARGE_LEVELS and not self._frozen:
-            self._frozen, self._large = self._large, []
+        marks = np.array(self._marks, np.uint64)
+        tags = np.frombuffer(self._keys, np.uint64) & np.uint64(_TAG)
+        lot = tags | np.repeat(marks[:, 0], marks[:, 1].astype(np.int64))
+        lot.sort()
+        self._lots.append(_Level([lot]))
+        self._keys, self._marks = array("Q"), []
+        if len(self._lots) >= LOTS:
+            self._store(_Level([_settled([lot.parts[0] for lot in self._lots])]))
+            self._lots = []
+        for tier, merge in list(self._merges.items()):
+            level = merge.step()
+            if level is not None:
+                del self._merges[tier]
+                self._store(level)
 
-    def _merge_shard(self) -> None:
-        """Merge the part of the frozen levels that belongs to the next shard."""
-        number, self._next = self._next, self._next + 1
-        edges = [number << (64 - SHARD_BITS), (number + 1 << (64 - SHARD_BITS)) - 1]
-        parts = []
-        for level in self._frozen:
-            first = bisect_left(level.view, edges[0])
-            last = int(np.searchsorted(level.keys, np.uint64(edges[1]), side="right"))
-            parts.append(_Level(level.keys[first:last], level.idents[first:last]))
-        self._shards[number] = _merged(self._shards[number], _joined(parts))
-        if self._next == len(self._shards):
-            self._frozen, self._next = [], 0
+    def _store(self, level: _Level) -> None:
+        """Put a level with those of its size; many of them, or few in which much was taken back, are merged."""
+        tier, most = 0, LOTS * LOT_KEYS
+        while level.total > 2 * most:
+            tier, most = tier + 1, most * MERGED_AT_ONCE
+        while len(self._tiers) <= tier:
+            self._tiers.append([])
+        levels = self._tiers[tier]
+        if level.total:
+            levels.append(level)
+        total, taken = sum(level.total for level in levels), sum(level.taken for level in levels)
+        wanted = len(levels) >= MERGED_AT_ONCE or (len(levels) > 1 and 4 * taken > total)
+        if wanted and tier not in self._merges:
+            self._merges[tier] = _Merge(levels)
+            self._tiers[tier] = []
+
+    def entries(self) -> int:
+        """Entries kept, those that cancel each other included."""
+        merging = [level for merge in self._merges.values() for level in merge.sources]
+        levels = [level for tier in self._tiers for level in tier]
+        return len(self._keys) + sum(level.total for level in self._lots + levels + merging)
 
     def check(self) -> None:
-        """Assert that levels are in order, and that shards keep to their range and to what is not deleted."""
-        levels = [*self._small, *self._large, *self._frozen, *self._shards]
-        assert all(a < b for level in levels for a, b in pairwise(level.keys.tolist()))
-        for number, shard in enumerate(self._shards):
-            assert all(key >> (64 - SHARD_BITS) == number for key in shard.keys.tolist())
-            assert shard.idents.all()
+        """Assert that levels are in order and every part keeps to its range."""
+        merging = [merge.sources for merge in self._merges.values()]
+        for level in [level for levels in [*self._tiers, *merging] for level in levels]:
+            for number, part in enumerate(level.parts):
+                entries = part.tolist()
+                assert all(a <= b for a, b in pairwise(entries))
+                assert not level.bits or all(entry >> (64 - level.bits) == number for entry in entries)
+        assert sum(count for _, count in self._marks) == len(self._keys)

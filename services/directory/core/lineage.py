@@ -75,7 +75,9 @@ def judge(branch: Branch, signals: Signals, blocks: int, key_at: KeyAt) -> Judge
         return Judgement(Lineage.OPENS, branch.version if version is None else version)
     if version is not None and version < branch.version:
         return Judgement(Lineage.TRANSIENT, branch.version)
-    departs = next((a for a in branch.departed if blocks > a.blocks and extends(a, blocks, key_at)), None)
+    departs = None
+    if branch.departed:
+        departs = next((a for a in branch.departed if blocks > a.blocks and extends(a, blocks, key_at)), None)
     if version is not None and version > branch.version:
         return Judgement(_first(branch), version, departs)
     if signals.compaction is Compaction.DONE and not branch.fresh:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from schemas.kv import ChangeType, KvLocation, NodeHello, SnapshotPart, Tier
 from services.directory.core.copies import Copies, Holdings
 from services.directory.core.counters import Counters
 from services.directory.core.effects import Effect, NeedSnapshot, NodeLost, NodeRefused, ReferencesChanged
-from services.directory.core.node import Node, Staged, mismatch
+from services.directory.core.node import Joined, Node, Staged, mismatch
 from services.directory.core.node_feed import Arrival
-from services.directory.core.run import Holding
+from services.directory.core.run import Holding, Run
 
 ORPHAN_GRACE_S = 0.25
 """How long an unknown parent may stay unknown before a snapshot is asked: events of a node may overtake each other."""
@@ -43,19 +43,35 @@ class Locations:
         self._timeout_s = timeout_s
         self._buffer_messages = buffer_messages
 
-    def on_location(self, message: KvLocation, now: float) -> None:
-        node = self._node(message.node, now)
-        if node.refused:
-            self._counters.refused_locations += 1
-            return
-        node.heard, node.lost = now, False
-        step = node.feed.offer(message)
-        self._count(step.arrival)
-        if step.new_life:
-            self._renew(node)
-        if step.arrival is Arrival.APPLIED:
-            self._apply(node, message, now)
-        self._repair(node, "gap")
+    def on_locations(self, messages: Iterable[KvLocation], now: float) -> None:
+        """Messages as they came. Runs that one node stored in pieces, one behind the other, are applied as one."""
+        joined: Joined | None = None
+        for message in messages:
+            node = self.nodes.get(message.node) or self._node(message.node, now)
+            if node.refused:
+                self._counters.refused_locations += 1
+                continue
+            node.heard, node.lost = now, False
+            step = node.feed.offer(message)
+            if step.arrival is not Arrival.APPLIED or step.new_life:
+                self._count(step.arrival)
+                self._done(joined, now)
+                joined = None
+                if step.new_life:
+                    self._renew(node)
+            if step.arrival is Arrival.APPLIED:
+                change = message.changes[0]
+                if joined is not None and len(message.changes) == 1 and joined.goes_on(node, change):
+                    continue
+                self._done(joined, now)
+                joined = None
+                if len(message.changes) == 1 and change.type is ChangeType.STORED and len(change.hashes):
+                    joined = Joined(node, change)
+                else:
+                    self._apply(node, message, now)
+            if not node.feed.synced:
+                self._repair(node, "gap")
+        self._done(joined, now)
 
     def on_snapshot(self, part: SnapshotPart, now: float) -> None:
         node = self.nodes.get(part.node)
@@ -155,18 +171,32 @@ class Locations:
             if change.type is ChangeType.CLEARED:
                 self._bury(node.holdings[change.tier])
                 self._install(node, node.holdings | {change.tier: Holding(node.name, change.tier, live=True)})
+            elif change.type is ChangeType.REMOVED:
+                self._copies.removed(change.tier, change.hashes, node.holdings)
             else:
-                orphan = self._copies.change(change, node.holdings)
-                if orphan is not None:
-                    self._counters.unknown_parents += 1
-                    node.suspects.setdefault(orphan, now)
+                self._suspect(node, self._copies.stored(change, change.hashes, node.holdings), now)
+
+    def _done(self, joined: Joined | None, now: float) -> None:
+        """Apply what was joined so far."""
+        if joined is not None:
+            parts = joined.parts
+            packed = parts[0] if len(parts) == 1 else b"".join(parts)
+            self._suspect(joined.node, self._copies.stored(joined.change, packed, joined.node.holdings), now)
+
+    def _suspect(self, node: Node, orphan: Run | None, now: float) -> None:
+        if orphan is not None:
+            self._counters.unknown_parents += 1
+            node.suspects.setdefault(orphan, now)
 
     def _load(self, node: Node, staged: Staged, part: SnapshotPart, now: float) -> Iterator[None]:
         asks = node.asks
         for change in part.changes:
             if node.staged is not staged:
                 return
-            self._copies.change(change, staged.holdings)
+            if change.type is ChangeType.REMOVED:
+                self._copies.removed(change.tier, change.hashes, staged.holdings)
+            elif change.type is not ChangeType.CLEARED:
+                self._copies.stored(change, change.hashes, staged.holdings)
             yield
         if part.next_cursor is not None or node.staged is not staged or not self._commit(node, staged, now):
             return
@@ -188,7 +218,7 @@ class Locations:
         for holding in node.holdings.values():
             self._bury(holding)
         for holding in staged.holdings.values():
-            holding.live = True
+            self._copies.revive(holding)
         self._install(node, staged.holdings)
         self.jobs.extend(self._copies.reach(holding) for holding in staged.holdings.values())
         node.feed.loaded(staged.incarnation, staged.seq)
@@ -219,7 +249,7 @@ class Locations:
         self._hosts[node.name] = [holdings[Tier.L2], *(h for h in staged if h is not holdings[Tier.L2])]
 
     def _bury(self, holding: Holding) -> None:
-        holding.live = False
+        self._copies.bury(holding)
         if holding.runs:
             self.jobs.append(self._copies.sweep(holding))
 

@@ -2,58 +2,108 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections import deque
 
+from schemas.directory import NodeMatch, Piece
 from schemas.kv import Tier
 from services.directory.core import spans as sets
-from services.directory.core.run import Holding, Tip, path
+from services.directory.core.run import Holding, Run, Tip, path
 
 _L2 = Tier.L2
 _NOTHING: list[int] = []
+FEW_HOLDINGS = 8
+SIGHTS_KEPT = 4096
 
 
-class Cover(NamedTuple):
-    """Blocks [first, last) lie whole on each of `nodes`."""
-
-    first: int
-    last: int
-    nodes: list[str]
+Supply = tuple[list[NodeMatch], list[Piece]]
+"""Leading blocks per node in L1 and L2, and pieces that join all L2 without a gap from block 0."""
 
 
-class Supply(NamedTuple):
-    """Leading blocks per node in L1 and in L2, and pieces that join all L2 without a gap from block 0."""
+class Sight:
+    """What live holdings have of the first `blocks` blocks of a context.
 
-    device: dict[str, int]
-    host: dict[str, int]
-    covers: list[Cover]
-
-
-def supply(tips: list[Tip]) -> Supply:
-    """What the nodes hold of the prefix whose path from the root is `tips`.
-
-    Each piece reaches as far as any one node allows, so there are few; nodes that hold only a part of it are not named.
-    Cost: the runs of the path times the holdings that reach them.
+    `reached`: how far each of them goes from block 0 on; `going`: those that go all the way. `nodes` says the same by
+    node, at the numbers in `place`; `piece` is the longest part that one L2 supplies, None when none does.
     """
-    device: dict[str, int] = {}
-    host: dict[str, int] = {}
-    for holding, reached in _reaches(tips, 0, 0, 0).items():
-        (host if holding.tier is _L2 else device)[holding.node] = reached
-    covers: list[Cover] = []
-    number = start = at = 0
-    nodes = host
-    while nodes:
-        last = max(nodes.values())
-        covers.append(Cover(at, last, [node for node, reached in nodes.items() if reached == last]))
-        at = last
-        while number < len(tips) and start + tips[number][1] <= at:
-            start, number = start + tips[number][1], number + 1
-        more = _reaches(tips, number, start, at)
-        nodes = {holding.node: reached for holding, reached in more.items() if holding.tier is _L2}
-    return Supply(device, host, covers)
+
+    __slots__ = ("before", "blocks", "going", "lives", "nodes", "piece", "place", "reached")
+
+    def __init__(self, before: Sight | None, run: Run, used: int, lives: int) -> None:
+        self.before = before
+        self.lives = lives
+        self.reached: dict[Holding, int] = dict(before.reached) if before is not None else {}
+        self.going: set[Holding] = set()
+        start = before.blocks if before is not None else 0
+        self.blocks: int = start + used
+        for holding, held in run.held.items():
+            if holding.live and held[0] == 0 and (before is None or holding in before.going):
+                self.reached[holding] = start + min(held[1], used)
+                if held[1] >= used:
+                    self.going.add(holding)
+        device = {holding.node: to for holding, to in self.reached.items() if holding.tier is not _L2}
+        host = {holding.node: to for holding, to in self.reached.items() if holding.tier is _L2}
+        self.nodes = [
+            NodeMatch(node=node, l1_blocks=device.get(node, 0), l2_blocks=host.get(node, 0)) for node in host | device
+        ]
+        self.place = {match.node: number for number, match in enumerate(self.nodes)}
+        longest = max(host.values(), default=0)
+        self.piece = Piece(first=0, last=longest, nodes=[node for node, to in host.items() if to == longest])
 
 
-def shared(tips: list[Tip], context: Tip) -> int:
-    """How many leading blocks of the prefix are also those of a context that starts at the root."""
+class Sights:
+    """Answers where a prefix lies. What many contexts share is looked at once: runs keep what is seen from the places
+    where contexts part (`Run.sights`) until a copy before such a place comes or goes, or a holding lives or dies."""
+
+    def __init__(self) -> None:
+        self.lives = 0
+        self._kept: deque[tuple[Run, int]] = deque()
+
+    def supply(self, tips: list[Tip]) -> Supply:
+        """What the nodes hold of the prefix whose path from the root is `tips`.
+
+        Each piece reaches as far as any one node allows, so there are few; nodes that hold only a part of it are not
+        named. Cost: the runs of the path, and the holdings of the last one.
+        """
+        if not tips:
+            return [], []
+        sight: Sight | None = None
+        lives = self.lives
+        for run, used in tips[:-1]:
+            seen = run.sights.get(used) if run.sights is not None else None
+            if seen is None or seen.before is not sight or seen.lives != lives:
+                seen = self._look(sight, run, used)
+            sight = seen
+        run, used = tips[-1]
+        if sight is None or len(run.held) > FEW_HOLDINGS:
+            seen = run.sights.get(used) if run.sights is not None else None
+            if seen is None or seen.before is not sight or seen.lives != lives:
+                seen = self._look(sight, run, used)
+            sight = seen
+            nodes, piece, total = sight.nodes, sight.piece, sight.blocks
+        else:
+            nodes, piece, total = _ahead(sight, run, used)
+        if piece.last == total:
+            return nodes, [piece]
+        return nodes, _pieces(tips, piece, total) if piece.last else []
+
+    def _look(self, before: Sight | None, run: Run, used: int) -> Sight:
+        if run.sights is None:
+            run.sights = {}
+        if used not in run.sights:
+            self._kept.append((run, used))
+            if len(self._kept) > SIGHTS_KEPT:
+                self._kept.popleft()[0].forget_sights(0)
+        sight = run.sights[used] = Sight(before, run, used, self.lives)
+        run.seen = max(run.seen, used)
+        return sight
+
+
+def shared(tips: list[Tip], known: int, context: Tip) -> int:
+    """How many of the `known` leading blocks of the prefix are also those of a context that starts at the root."""
+    run, end = context
+    if tips and tips[-1][0] is run:
+        used = tips[-1][1]
+        return known - used + min(used, end)
     ends = dict(path(context))
     blocks = 0
     for run, same in tips:
@@ -64,30 +114,64 @@ def shared(tips: list[Tip], context: Tip) -> int:
     return blocks
 
 
-def _reaches(tips: list[Tip], number: int, start: int, at: int) -> dict[Holding, int]:
-    """How far each live holding reaches without a gap from block `at`, which lies on run `number` of the path, whose
-    first block is number `start`. Those that do not hold block `at` are left out."""
-    if number == len(tips):
-        return {}
+def _ahead(sight: Sight, run: Run, used: int) -> tuple[list[NodeMatch], Piece, int]:
+    """The sight from offset `used` of a run below `sight` that few holdings reach: (nodes, longest piece, blocks)."""
+    start = longest = sight.blocks
+    nodes, farthest = sight.nodes, list[str]()
+    for holding, held in run.held.items():
+        if held[0] == 0 and holding in sight.going:
+            reached = start + (held[1] if held[1] < used else used)
+            if nodes is sight.nodes:
+                nodes = nodes.copy()
+            number, node = sight.place[holding.node], holding.node
+            if holding.tier is not _L2:
+                nodes[number] = NodeMatch(node=node, l1_blocks=reached, l2_blocks=nodes[number].l2_blocks)
+                continue
+            nodes[number] = NodeMatch(node=node, l1_blocks=nodes[number].l1_blocks, l2_blocks=reached)
+            if reached >= longest:
+                if reached > longest:
+                    farthest, longest = [], reached
+                farthest.append(node)
+    return nodes, Piece(first=0, last=longest, nodes=farthest) if farthest else sight.piece, start + used
+
+
+def _pieces(tips: list[Tip], piece: Piece, total: int) -> list[Piece]:
+    """The pieces that go on from the first one."""
+    pieces = [piece]
+    number = start = 0
+    while (at := pieces[-1].last) < total:
+        while start + tips[number][1] <= at:
+            start, number = start + tips[number][1], number + 1
+        reached = _reaches(tips, number, start, at)
+        if not reached:
+            break
+        last = max(reached.values())
+        pieces.append(Piece(first=at, last=last, nodes=[node for node, to in reached.items() if to == last]))
+    return pieces
+
+
+def _reaches(tips: list[Tip], number: int, start: int, at: int) -> dict[str, int]:
+    """How far each L2 goes without a gap from block `at`, which lies on run `number` of the path, whose first block is
+    number `start`. Those that do not hold block `at` are left out."""
     run, used = tips[number]
     offset = at - start
-    reached: dict[Holding, int] = {}
+    reached: dict[str, int] = {}
     through: list[Holding] = []
     for holding, held in run.held.items():
-        if held[0] <= offset and holding.live:
+        if held[0] <= offset and holding.live and holding.tier is _L2:
             end = held[1] if offset < held[1] else sets.reach(held, offset)
             if end >= used:
-                reached[holding] = start + used
+                reached[holding.node] = start + used
                 through.append(holding)
             elif end > offset:
-                reached[holding] = start + end
+                reached[holding.node] = start + end
     for run, more in tips[number + 1 :]:
         start, used = start + used, more
         going, through = through, []
         for holding in going:
             held = run.held.get(holding, _NOTHING)
             if held and held[0] == 0:
-                reached[holding] = start + min(held[1], used)
+                reached[holding.node] = start + min(held[1], used)
                 if held[1] >= used:
                     through.append(holding)
         if not through:

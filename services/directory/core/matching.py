@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from schemas.branch import BranchKind
-from schemas.directory import MatchQuery, MatchReply, NodeMatch, Piece
+from schemas.directory import MatchQuery, MatchReply
 from services.directory.core import lineage
 from services.directory.core.branch import Branch
 from services.directory.core.branches import Branches
 from services.directory.core.departures import left_by
 from services.directory.core.lineage import Judgement, Lineage, Signals
-from services.directory.core.match import shared, supply
+from services.directory.core.match import shared
 from services.directory.core.pending import PendingPrefixes
 from services.directory.core.prefix_tree import PrefixTree
 from services.directory.core.run import Keys, Tip, keys_view
@@ -36,25 +36,26 @@ class Matching:
                 pending.node = query.placed_node
             return MatchReply(blocks=0, blind=blind)
         keys = keys_view(query.hashes)
+        total = len(keys)
         tips = self._tree.walk(keys)
         self._tree.touch(tips)
-        known = sum(same for _, same in tips)
-        device, host, covers = supply(tips)
-        ahead = self._pending.ahead(known, keys, query.request)
+        nodes, pieces = self._tree.sights.supply(tips)
+        blocks = pieces[-1].last if pieces else 0
+        known = 0
+        for _, same in tips:
+            known += same
         branch, parent, inferred, judgement = self._lineage(query, keys, tips, known)
-        self._pending.add(query.request, known, keys, now)
         if branch is not None:
             self._branches.touch(branch, now)
         claim = branch.claim if branch is not None else None
+        ahead = self._pending.ahead(blocks, keys, query.request) if blocks < total else None
+        self._pending.add(query.request, blocks, keys, now)
         return MatchReply(
-            blocks=covers[-1].last if covers else 0,
+            blocks=blocks,
             known_blocks=known,
-            branch_blocks=shared(tips, claim.tip) if claim is not None else 0,
-            pieces=[Piece(first=cover.first, last=cover.last, nodes=cover.nodes) for cover in covers],
-            nodes=[
-                NodeMatch(node=node, l1_blocks=device.get(node, 0), l2_blocks=host.get(node, 0))
-                for node in (host | device if device else host)
-            ],
+            branch_blocks=shared(tips, known, claim.tip) if claim is not None else 0,
+            pieces=pieces,
+            nodes=nodes,
             pending_blocks=ahead[0] if ahead is not None else 0,
             pending_node=ahead[1].node if ahead is not None else None,
             pending_request=ahead[1].request if ahead is not None else None,

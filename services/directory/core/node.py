@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from schemas.kv import NodeHello, Tier
+from schemas.kv import KEY_BYTES, LocationChange, NodeHello, Tier
 from services.directory.core.node_feed import NodeFeed
 from services.directory.core.run import Holding, Run
 
@@ -19,6 +19,31 @@ class Staged:
         self.incarnation = incarnation
         self.seq = seq
         self.holdings = {tier: Holding(node, tier, live=False) for tier in Tier}
+
+
+class Joined:
+    """Runs that `node` stored one behind the other: `change` is the first of them, `parts` are the keys of all."""
+
+    __slots__ = ("change", "node", "parts")
+
+    def __init__(self, node: Node, change: LocationChange) -> None:
+        self.node = node
+        self.change = change
+        self.parts = [change.hashes]
+
+    def goes_on(self, node: Node, change: LocationChange) -> bool:
+        """Take `change` in if it begins where these end."""
+        first = self.change
+        follows = (
+            node is self.node
+            and change.type is first.type
+            and change.tier is first.tier
+            and change.origin is first.origin
+            and change.parent == int.from_bytes(self.parts[-1][-KEY_BYTES:], "little")
+        )
+        if follows and change.hashes:
+            self.parts.append(change.hashes)
+        return follows
 
 
 class Node:

@@ -27,6 +27,9 @@ class Step(NamedTuple):
     new_life: bool = False
 
 
+_NEXT = Step(Arrival.APPLIED)
+
+
 class NodeFeed:
     """A cursor (incarnation, seq). A life starts at seq 0 with nothing held, so its first message needs no snapshot.
 
@@ -57,7 +60,7 @@ class NodeFeed:
             return Step(Arrival.DUPLICATE, new_life)
         if was_synced and message.seq == self.seq + 1:
             self.seq = message.seq
-            return Step(Arrival.APPLIED, new_life)
+            return Step(Arrival.APPLIED, new_life) if new_life else _NEXT
         self.synced = False
         if len(self.buffer) >= self._room:
             return Step(Arrival.OVERFLOW, new_life)

@@ -24,7 +24,9 @@ class Pending:
         self.start = start
         self.keys = keys
         self.expires = expires
-        self.marks = keys[start : start + 1].tolist() + keys[start + STRIDE - start % STRIDE :: STRIDE].tolist()
+        self.marks: list[int] = []
+        if start < len(keys):
+            self.marks = keys[start : start + 1].tolist() + keys[start + STRIDE - start % STRIDE :: STRIDE].tolist()
         self.node: str | None = None
         self.followers: list[Pending] = []
 
@@ -52,7 +54,8 @@ class PendingPrefixes:
         pending = Pending(request, start, keys, now + self._lease_s)
         pending.node = former.node if former is not None else None
         self._requests[request] = pending
-        self._index(pending)
+        if pending.marks:
+            self._index(pending)
 
     def ahead(self, known: int, keys: Keys, request: str) -> tuple[int, Pending] | None:
         """The first other request that computes block number `known` of `keys`, and how many leading blocks of `keys`

@@ -8,9 +8,11 @@ from typing import NamedTuple
 
 from services.directory.core import spans as sets
 from services.directory.core.key_index import KeyIndex
+from services.directory.core.match import Sights
 from services.directory.core.run import Holding, Keys, Run, Tip, path
 from services.directory.core.spans import Spans
 
+RECENT_PLACES = 16_384
 Piece = tuple[Run, int, int]
 """Offsets [first, last) of a run."""
 
@@ -38,19 +40,33 @@ class PrefixTree:
         self.idle_blocks = 0
         self.conflicts = 0
         self.on_attach: list[Callable[[Run], None]] = []
+        self.sights = Sights()
         self._idle: OrderedDict[Run, None] = OrderedDict()
         self._free: list[int] = []
-        self._index = KeyIndex(self.runs)
+        self._index = KeyIndex()
         self._ends: dict[int, Run] = {}
+        self._recent: dict[int, tuple[Run, int]] = {}
+        self._older: dict[int, tuple[Run, int]] = {}
 
     def find(self, key: int) -> tuple[Run, int] | None:
         """The run that holds `key` and its offset there."""
         run = self._ends.get(key)
         if run is not None:
             return run, len(run.keys) - 1
-        run = self._index.find(key)
-        offset = run.index_of(key) if run is not None else None
-        return None if run is None or offset is None else (run, offset)
+        place = self._recent.get(key) or self._older.get(key)
+        if place is not None and place[1] < len(place[0].keys) and place[0].keys[place[1]] == key:
+            return place
+        for ident in self._index.find(key):
+            run = self.runs[ident]
+            offset = run.index_of(key) if run is not None else None
+            if run is not None and offset is not None:
+                self._remember(run, offset)
+                return run, offset
+        return None
+
+    def ending_with(self, key: int) -> Run | None:
+        """The run whose last key this is."""
+        return self._ends.get(key)
 
     def walk(self, keys: Keys) -> list[Tip]:
         """The runs from the root down along `keys`, each with how many of its blocks are the same."""
@@ -58,7 +74,16 @@ class PrefixTree:
         done, total = 0, len(keys)
         run = self.root.children.get(keys[0]) if total else None
         while run is not None:
-            same = run.common(0, keys, done)
+            mine, left = run.keys, total - done
+            same = len(mine) if len(mine) < left else left
+            if mine[same - 1] != keys[done + same - 1]:
+                same = run.seen
+                child = run.children.get(keys[done + same]) if same < left else None
+                if child is not None and child.offset == same:
+                    found.append((run, same))
+                    run, done = child, done + same
+                    continue
+                same = run.common(0, keys, done)
             found.append((run, same))
             done += same
             if done == total:
@@ -79,12 +104,14 @@ class PrefixTree:
             return Inserted([])
         run, position = place[0], place[1] + 1
         pieces: list[Piece] = []
-        done = 0
-        while done < len(keys):
-            same = run.common(position, keys, done)
+        done, total = 0, len(keys)
+        while done < total:
+            same = run.common(position, keys, done) if position < len(run.keys) else 0
             if same:
                 pieces.append((run, position, position + same))
                 done, position = done + same, position + same
+                if done == total and position < len(run.keys):
+                    self._remember(run, position - 1)
                 continue
             child = run.children.get(keys[done])
             if child is not None and child.offset == position:
@@ -93,7 +120,11 @@ class PrefixTree:
             if child is not None:
                 self.conflicts += 1
                 break
-            run, position = self._grow(run, position, keys[done : self._up_to_orphan(keys, done)])
+            last = self._up_to_orphan(keys, done) if self.orphans else total
+            run, position = self._grow(run, position, keys[done:last])
+            grown = last - done
+            pieces.append((run, position, position + grown))
+            done, position = last, position + grown
         return Inserted(pieces, orphan)
 
     def locate(self, keys: Keys) -> tuple[list[Piece], int]:
@@ -120,12 +151,20 @@ class PrefixTree:
     def hold(self, holding: Holding, run: Run, first: int, last: int) -> Spans:
         """`holding` has these blocks now; those it did not have before."""
         held = run.held.get(holding)
+        if first < run.seen:
+            run.forget_sights(first)
         if held is None:
-            held = run.held[holding] = []
+            run.held[holding] = [first, last]
             holding.runs.add(run)
-        new = sets.add(held, first, last)
+            new = [first, last]
+        elif held[-1] == first:
+            held[-1] = last
+            new = [first, last]
+        else:
+            new = sets.add(held, first, last)
         holding.blocks += sets.size(new)
-        self._set_idle(run, min(run.idle, len(run.keys) - last))
+        if run.idle:
+            self._set_idle(run, min(run.idle, len(run.keys) - last))
         return new
 
     def drop(self, holding: Holding, run: Run, first: int, last: int) -> Spans:
@@ -133,6 +172,8 @@ class PrefixTree:
         held = run.held.get(holding)
         if held is None:
             return []
+        if first < run.seen:
+            run.forget_sights(first)
         gone = sets.remove(held, first, last)
         holding.blocks -= sets.size(gone)
         if not held:
@@ -159,7 +200,7 @@ class PrefixTree:
         run, _ = self._idle.popitem(last=False)
         kept, first_key = len(run.keys) - run.idle, run.keys[0]
         self._end(run, None)
-        self._index.put(memoryview(run.keys[kept:]), None)
+        self._index.take(run.packed(kept, len(run.keys)), run.ident)
         del run.keys[kept:]
         self.blocks -= run.idle
         self.idle_blocks -= run.idle
@@ -195,7 +236,7 @@ class PrefixTree:
         group = self.orphans.get(parent, {})
         if keys[0] in group:
             return group[keys[0]]
-        if self._index.find(keys[0]) is not None:
+        if self.find(keys[0]) is not None:
             self.conflicts += 1
             return None
         run = self._new(None, 0, keys[: self._up_to_orphan(keys, 0)])
@@ -207,13 +248,22 @@ class PrefixTree:
     def _grow(self, run: Run, position: int, keys: Keys) -> tuple[Run, int]:
         """Add new keys after offset position-1 of `run`: at its end, or as a run of their own below it."""
         if run is not self.root and position == len(run.keys):
+            packed = keys.tobytes()
             self._end(run, None)
-            run.keys.frombytes(keys.tobytes())
-            self._book(run, keys)
+            self._remember(run, position - 1)
+            run.keys.frombytes(packed)
+            self._book(run, packed)
         else:
             run, position = self.graft(run, position, None, keys), 0
-        self._attach(run)
+        if self.orphans:
+            self._attach(run)
         return run, position
+
+    def _remember(self, run: Run, offset: int) -> None:
+        """Where one message ended another is likely to go on, or a context to fork."""
+        if len(self._recent) >= RECENT_PLACES:
+            self._older, self._recent = self._recent, {}
+        self._recent[run.keys[offset]] = run, offset
 
     def _new(self, parent: Run | None, offset: int, keys: Keys) -> Run:
         ident = self._free.pop() if self._free else len(self.runs)
@@ -222,15 +272,15 @@ class PrefixTree:
             self.runs.append(run)
         else:
             self.runs[ident] = run
-        self._book(run, keys)
+        self._book(run, keys.tobytes())
         return run
 
-    def _book(self, run: Run, keys: Keys) -> None:
+    def _book(self, run: Run, packed: bytes) -> None:
         """New keys at the end of a run: idle until something holds or claims them."""
-        self.blocks += len(keys)
-        self._index.put(keys, run)
-        self._end(run, run)
-        self._set_idle(run, run.idle + len(keys))
+        self.blocks += len(packed) >> 3
+        self._index.put(packed, run.ident)
+        self._ends[run.keys[-1]] = run
+        self._set_idle(run, run.idle + (len(packed) >> 3))
 
     def _end(self, run: Run, named: Run | None) -> None:
         """The last key of `run` is about to be another one, or (`named` it) has become this one."""

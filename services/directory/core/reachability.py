@@ -30,6 +30,9 @@ class Reachability:
     def grown(self, holding: Holding, run: Run, new: Spans) -> None:
         """A live holding got `new` blocks; to be called before they are booked as copies."""
         if new[0] <= run.reach < new[-1] and self._based(run):
+            if len(run.held) == 1 and run.forks.top <= run.reach == new[0] and run.held[holding][-1] == new[1]:
+                run.reach = new[1]
+                return
             self._set(run, _covered(run, sets.reach(run.held[holding], run.reach)), holding, new)
 
     def shrunk(self, run: Run, gone: Spans) -> None:

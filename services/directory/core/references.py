@@ -125,6 +125,13 @@ class References:
         now = dict(path(new.tip)) if new is not None and new_home is not None else {}
         for run, end in was.items():
             if home is not None and (home != new_home or now.get(run) != end):
+        if home is not None and home == new_home and old is not None and new is not None:
+            run = old.tip[0]
+            if run is new.tip[0]:
+                if old.tip[1] != new.tip[1]:
+                    self._touch(before, run, home)
+                    run.claims[home, phase].move(old.tip[1], new.tip[1])
+                return
                 self._touch(before, run, home)
                 self._remove(run, home, phase, end)
         for run, end in now.items():
@@ -204,6 +211,7 @@ class References:
 
     def check(self, branches: Iterable[Branch]) -> None:
         """Assert that runs carry exactly the claims of these branches, and holdings the counts that follow."""
+        for run in {run for run, _ in before}:
         expected: dict[tuple[Run, str, Phase], list[int]] = {}
         claimed = 0
         for branch in branches:

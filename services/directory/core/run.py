@@ -15,6 +15,7 @@ from services.directory.core.spans import Spans
 
 if TYPE_CHECKING:
     from services.directory.core.branch import Branch
+    from services.directory.core.match import Sight
 
 Keys = memoryview
 """Short keys in chain order: a memoryview of format "Q"."""
@@ -67,6 +68,11 @@ class Ends:
         if end == self.top:
             self.top = max(self.counts, default=0)
 
+    def move(self, end: int, to: int) -> None:
+        """One `end` becomes `to`; KeyError when there is none."""
+        self.add(to)
+        self.remove(end)
+
     def over(self, offset: int) -> int:
         """How many elements cover `offset`."""
         return sum(times for end, times in self.counts.items() if end > offset)
@@ -83,12 +89,13 @@ class Run:
     covers a prefix of each run it passes; per (node, phase) the ends of those prefixes. `kept`: prefill claims of a
     branch that lie on another node than its prefill node (see references.py). `tips`: branches whose claim ends here.
     `children`: by first key; `forks`: their offsets. `idle`: blocks at the end that nothing needs. `reach`: blocks
-    [0, reach) are reachable: copies in the cluster cover them and all that lead to them.
+    [0, reach) are reachable: copies in the cluster cover them and all that lead to them. `sights`: what is seen of the
+    first `used` blocks (match.py); `seen`: the largest of these numbers.
     """
 
     __slots__ = (
         "children", "claims", "forks", "held", "ident", "idle", "kept", "keys", "offset", "orphan_of", "parent",
-        "reach", "tips",
+        "reach", "seen", "sights", "tips",
     )  # fmt: skip
 
     def __init__(self, ident: int, parent: Run | None, offset: int, keys: Keys) -> None:
@@ -106,6 +113,14 @@ class Run:
         self.tips: dict[Branch, None] = {}
         self.idle = 0
         self.reach = 0
+        self.sights: dict[int, Sight] | None = None
+        self.seen = 0
+
+    def forget_sights(self, first: int) -> None:
+        """A copy of block `first` or of one behind it came or went."""
+        if self.sights is not None:
+            self.sights = {used: sight for used, sight in self.sights.items() if used <= first} or None
+            self.seen = max(self.sights, default=0) if self.sights is not None else 0
 
     def common(self, position: int, keys: Keys, done: int) -> int:
         """How many keys from keys[done] on stand here from `position` on. Keys are chained: an equal key proves all
@@ -149,14 +164,18 @@ class Run:
 
     def needed(self) -> int:
         """Blocks from the start of the run that something holds, claims or hangs from."""
-        needed = self.forks.top
-        if needed < len(self.keys):
-            for spans in self.held.values():
-                needed = max(needed, spans[-1])
-            for ends in self.claims.values():
-                needed = max(needed, ends.top)
-            for spans in self.kept.values():
-                needed = max(needed, spans[-1])
+        needed, most = self.forks.top, len(self.keys)
+        for spans in self.held.values():
+            if spans[-1] > needed:
+                needed = spans[-1]
+                if needed == most:
+                    return most
+        for ends in self.claims.values():
+            if ends.top > needed:
+                needed = ends.top
+        for spans in self.kept.values():
+            if spans[-1] > needed:
+                needed = spans[-1]
         return needed
 
 

@@ -1,0 +1,155 @@
+"""Twenty million block copies on 64 nodes: a restart from snapshots, its memory, matches and branch events after it.
+
+Matches, events and helpings of work are timed by the thread's own clock, which stands while others have the core.
+"""
+
+import gc
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from bench.directory_load import BLOCK_TOKENS, CONTEXT_TOKENS
+from bench.directory_sides import rss_bytes
+from schemas.branch import BRANCH_EVENT, BranchEvent, BranchEventType
+from schemas.codec import encode
+from schemas.directory import MatchQuery
+from schemas.kv import SNAPSHOT_PART, ChangeType, KvLocation, LocationChange, SnapshotPart, Tier
+from services.directory.core.directory import Directory, DirectoryConfig
+
+DEPTH = CONTEXT_TOKENS // BLOCK_TOKENS
+SHARED = DEPTH // 4
+TURN = 31
+PART_CHANGES = 16
+
+
+class Cluster:
+    """Contexts of 100,000 tokens with a common first quarter; one node holds a context whole, another what came after
+    its middle, as a prefill and a decode node do."""
+
+    def __init__(self, copies: int, nodes: int) -> None:
+        rng = np.random.default_rng(4)
+        each = (DEPTH - SHARED) + DEPTH // 2
+        count = (copies - nodes * SHARED) // each
+        self.nodes = nodes
+        self.shared = rng.integers(0, 1 << 64, SHARED, np.uint64)
+        self.tails = rng.integers(0, 1 << 64, (count, DEPTH - SHARED), np.uint64)
+
+    def context(self, number: int) -> bytes:
+        return self.shared.tobytes() + self.tails[number].tobytes()
+
+    def parts(self, node: int) -> Iterator[bytes]:
+        """The snapshot of one node, as its pool sends it: a few contexts a part."""
+        changes = [_run(None, self.shared)]
+        for number in range(len(self.tails)):
+            tail = self.tails[number]
+            if number % self.nodes == node:
+                changes.append(_run(int(self.shared[-1]), tail))
+            elif (number * 7 + 3) % self.nodes == node:
+                middle = DEPTH // 2 - SHARED
+                changes.append(_run(int(tail[middle - 1]), tail[middle:]))
+        for start in range(0, len(changes), PART_CHANGES):
+            last = start + PART_CHANGES >= len(changes)
+            part = SnapshotPart(
+                node=f"n{node}",
+                incarnation=1,
+                seq=9,
+                snapshot="s",
+                changes=changes[start : start + PART_CHANGES],
+                next_cursor=None if last else start + PART_CHANGES,
+            )
+            yield encode(part)
+
+
+def at_scale(copies: int, nodes: int) -> dict[str, Any]:
+    cluster = Cluster(copies, nodes)
+    gc.collect()
+    before = rss_bytes()
+    directory = Directory(DirectoryConfig(), incarnation=1, blind=True)
+    took_s, longest_s = _restart(directory, cluster)
+    held = directory.stats().copies
+    opened = [_timed(directory, cluster, number, 0) for number in range(len(cluster.tails))]
+    grown = rss_bytes() - before
+    events = sorted(_timed(directory, cluster, number, 1) for number in _order(len(cluster.tails), 5_000))
+    matches = sorted(_match(directory, cluster, number) for number in _order(len(cluster.tails), 10_000))
+    return {
+        "copies": held,
+        "keys": directory.stats().blocks,
+        "branches": len(opened),
+        "restart_s": took_s,
+        "longest_work_ms": longest_s * 1e3,
+        "memory_bytes": grown,
+        "match_us_p50": matches[len(matches) // 2] * 1e6,
+        "match_us_p99": matches[len(matches) * 99 // 100] * 1e6,
+        "branch_event_us_p50": events[len(events) // 2] * 1e6,
+        "branch_event_us_p99": events[len(events) * 99 // 100] * 1e6,
+    }
+
+
+def _restart(directory: Directory, cluster: Cluster) -> tuple[float, float]:
+    """Bytes of all snapshots to a directory that sees; seconds of it, and of the longest helping of work."""
+    took = longest = 0.0
+    clock = time.perf_counter
+    for node in range(cluster.nodes):
+        directory.on_location(KvLocation(node=f"n{node}", incarnation=1, seq=9, changes=[]), 0.0)
+        for data in list(cluster.parts(node)):
+            began = clock()
+            directory.on_snapshot(SNAPSHOT_PART.decode(data), 0.0)
+            while directory.has_work:
+                step = time.thread_time()
+                directory.work(1)
+                longest = max(longest, time.thread_time() - step)
+            took += clock() - began
+    began = clock()
+    directory.see()
+    while directory.has_work:
+        directory.work(16)
+    assert not directory.locations.unsynced()
+    return took + clock() - began, longest
+
+
+def _order(many: int, wanted: int) -> list[int]:
+    return [number * 7919 % many for number in range(min(many, wanted))]
+
+
+def _match(directory: Directory, cluster: Cluster, number: int) -> float:
+    keys = cluster.context(number)
+    began = time.thread_time()
+    query = MatchQuery(request="r", branch=f"b{number}", hashes=keys)
+    reply = directory.match(query, 2.0)
+    took = time.thread_time() - began
+    assert reply.blocks == DEPTH
+    directory.match(MatchQuery(request="r", release=True), 2.0)
+    return took
+
+
+def _timed(directory: Directory, cluster: Cluster, number: int, turn: int) -> float:
+    """A branch's context event, message bytes to claims: its whole context, then a turn of 2,000 tokens more."""
+    keys, prompt = cluster.context(number), DEPTH
+    if turn:
+        keys += np.random.default_rng(number).integers(0, 1 << 64, TURN, np.uint64).tobytes()
+    event = BranchEvent(
+        id=f"e{number}-{turn}",
+        t=0.0,
+        branch=f"b{number}",
+        type=BranchEventType.CONTEXT,
+        source="router",
+        version=0,
+        tip=int.from_bytes(keys[-8:], "little"),
+        blocks=len(keys) // 8,
+        base_blocks=DEPTH if turn else 0,
+        base=int(cluster.tails[number][-1]) if turn else None,
+        keys=keys[8 * DEPTH :],
+        prompt_blocks=prompt,
+        prefill_node=f"n{number % cluster.nodes}",
+        decode_node=f"n{(number * 7 + 3) % cluster.nodes}",
+    )
+    data = encode(event)
+    began = time.thread_time()
+    directory.on_branch_event(BRANCH_EVENT.decode(data), 1.0)
+    return time.thread_time() - began
+
+
+def _run(parent: int | None, keys: Any) -> LocationChange:
+    return LocationChange(type=ChangeType.STORED, tier=Tier.L2, parent=parent, hashes=keys.tobytes())

@@ -1,0 +1,125 @@
+"""A match over NATS: a broker, the directory's service and one asker on loopback, requests at random times."""
+
+import asyncio
+import contextlib
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.directory_load import Load, contexts
+from schemas.codec import encode
+from schemas.directory import MATCH_REPLY, STATS_REPLY, MatchQuery
+from schemas.kv import ChangeType, KvLocation, LocationChange, Tier
+from schemas.pool import Empty
+from schemas.subjects import Subjects
+from services.broker import Broker
+from services.bus import BusError, NatsBus
+
+RATE = 2_000.0
+HASHES = 1_600
+NODES, BLOCKS = 64, 1_000_000
+READY_S = 60.0
+SUBJECTS = Subjects()
+
+
+@contextlib.contextmanager
+def processes(work: Path) -> Iterator[str]:
+    """A broker and a directory; yields the broker's URL."""
+    broker = Broker(work / "broker")
+    url = broker.start()
+    environ = {key: value for key, value in os.environ.items() if not key.startswith("EI_")}
+    environ |= {"EI_NATS_URL": url, "EI_LOG_LEVEL": "error", "EI_NODE_TIMEOUT_S": "3600"}
+    directory = subprocess.Popen([sys.executable, "-m", "services.directory"], env=environ)
+    try:
+        yield url
+    finally:
+        directory.terminate()
+        directory.wait(30)
+        broker.kill()
+
+
+async def fill(bus: NatsBus, load: Load) -> None:
+    """Every node reports what it holds."""
+    sequences = [0] * load.nodes
+    for stored in load.stores:
+        sequences[stored.node] += 1
+        keys = stored.keys.tobytes()
+        change = LocationChange(type=ChangeType.STORED, tier=Tier.L2, parent=stored.parent, hashes=keys)
+        name = f"n{stored.node}"
+        message = KvLocation(node=name, incarnation=1, seq=sequences[stored.node], changes=[change])
+        await bus.publish(SUBJECTS.kv_location(name), encode(message))
+    async with asyncio.timeout(READY_S):
+        while await copies(bus) != load.blocks:  # noqa: ASYNC110 - another process is waited for
+            await asyncio.sleep(0.2)
+
+
+async def copies(bus: NatsBus) -> int:
+    """Block copies the directory knows of."""
+    data = await bus.request(SUBJECTS.query_directory("stats"), encode(Empty()), 5.0)
+    return sum(STATS_REPLY.decode(data).nodes.values())
+
+
+async def until_answered(bus: NatsBus) -> None:
+    async with asyncio.timeout(READY_S):
+        while True:
+            with contextlib.suppress(BusError):
+                await copies(bus)
+                return
+            await asyncio.sleep(0.1)
+
+
+async def ask(url: str, seconds: float) -> dict[str, Any]:
+    bus = await NatsBus.connect(url, name="asker", timeout_s=10.0)
+    load = contexts(BLOCKS, NODES)
+    await until_answered(bus)
+    await fill(bus, load)
+    rng, took, missing = random.Random(5), list[float](), 0
+    tail = np.random.default_rng(6).integers(0, 1 << 64, HASHES, np.uint64)
+    prompts = [np.concatenate([keys, tail])[:HASHES].tobytes() for keys in load.contexts]
+    loop, subject = asyncio.get_running_loop(), SUBJECTS.query_directory("match")
+
+    async def one(number: int) -> None:
+        nonlocal missing
+        request = f"r{number}"
+        data = encode(MatchQuery(request=request, branch=f"b{number}", hashes=prompts[number % len(prompts)]))
+        began = time.perf_counter()
+        answer = await bus.request(subject, data, 5.0)
+        took.append(time.perf_counter() - began)
+        missing += MATCH_REPLY.decode(answer).blocks < len(load.contexts[0])
+
+    at, end, number = loop.time(), loop.time() + seconds, 0
+    tasks = set[asyncio.Task[None]]()
+    while at < end:
+        at += rng.expovariate(RATE)
+        if at > loop.time():
+            await asyncio.sleep(at - loop.time())
+        task = loop.create_task(one(number))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+        number += 1
+    await asyncio.gather(*tasks)
+    spent = loop.time() - (end - seconds)
+    await bus.close()
+    took.sort()
+    return {
+        "requests": len(took),
+        "requests_per_s": len(took) / spent,
+        "hashes": HASHES,
+        "incomplete": missing,
+        "served_ms_p50": took[len(took) // 2] * 1e3,
+        "served_ms_p99": took[len(took) * 99 // 100] * 1e3,
+    }
+
+
+def served(seconds: float) -> dict[str, Any]:
+    """Poisson arrivals at 2,000 a second, from send to answer; broker, directory and asker share the machine."""
+    with tempfile.TemporaryDirectory() as work, processes(Path(work)) as url:
+        return asyncio.run(ask(url, seconds))
