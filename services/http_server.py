@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 from structlog.typing import FilteringBoundLogger
 
+from services.http_head import BoundedHeads
 from services.settings import ServiceSettings
 
 _BACKLOG = 2048
@@ -60,7 +61,14 @@ class HttpServer:
         self._socket = socket.create_server((settings.http_host, settings.http_port), backlog=_BACKLOG)
         self.port = self._socket.getsockname()[1]
         config = uvicorn.Config(
-            self._app, log_config=None, access_log=False, lifespan="off", ws="none", loop="none", server_header=False
+            self._app,
+            http=BoundedHeads,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            loop="none",
+            server_header=False,
         )
         self._server = _Server(config)
         self._task = asyncio.get_running_loop().create_task(self._server.serve([self._socket]), name="http")

@@ -78,3 +78,15 @@ async def test_running_stream_goes_on_after_the_broker_is_back(broker: Broker, n
         assert reply.tokens == expected
         assert reply.finish == "length"
         await s.settled(8.0)
+
+
+@pytest.mark.parametrize("end", [b"\r\n\r\n", b""])
+async def test_a_head_without_bounds_is_refused(end: bytes) -> None:
+    async with stage(in_memory(), "n0") as s:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(s.url.rpartition(":")[2]))
+        writer.write(b"GET /v1/models HTTP/1.1\r\nhost: x\r\nx-padding: " + b"a" * (2 << 20) + end)
+        answer = await asyncio.wait_for(reader.read(4096), 5)
+        assert answer.startswith(b"HTTP/1.1 431 ")
+        assert b"the limit is 65536 bytes" in answer
+        writer.close()
+        assert (await s.get("/v1/models", x_padding="a" * 60_000)).status == 200

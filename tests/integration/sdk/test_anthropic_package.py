@@ -1,6 +1,7 @@
 """The official `anthropic` package against `ei up`: messages whole and streamed, tools, counting, errors."""
 
 from collections.abc import AsyncIterator
+from importlib.util import find_spec
 from typing import Any
 
 import anthropic
@@ -15,6 +16,9 @@ TOOLS: list[Any] = [{"name": "get_weather", "description": "Weather", "input_sch
 HELLO: list[Any] = [{"role": "user", "content": "hello"}]
 WEATHER: list[Any] = [{"role": "user", "content": [{"type": "text", "text": "the weather in Paris and Rome?"}]}]
 PARIS, ROME = {"city": "Paris", "days": 2}, {"city": "Rome"}
+
+
+needs_parsers = pytest.mark.skipif(find_spec("sglang") is None, reason="tools need SGLang's parsers: extra `engine`")
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
@@ -53,6 +57,7 @@ async def test_a_bound_above_the_context_is_no_error(client: anthropic.AsyncAnth
     assert answer.stop_reason == "end_turn"
 
 
+@needs_parsers
 async def test_tools_and_their_results(client: anthropic.AsyncAnthropic) -> None:
     whole = await client.messages.create(model="timed", max_tokens=500, messages=WEATHER, tools=TOOLS)
     uses: list[Any] = [block for block in whole.content if block.type == "tool_use"]
@@ -71,6 +76,7 @@ async def test_tools_and_their_results(client: anthropic.AsyncAnthropic) -> None
     assert after.content[0].to_dict()["text"] == "It is 18 degrees in Paris."
 
 
+@needs_parsers
 async def test_streamed_tools(client: anthropic.AsyncAnthropic) -> None:
     async with client.messages.stream(model="timed", max_tokens=500, messages=WEATHER, tools=TOOLS) as stream:
         kinds = [event.type async for event in stream]
@@ -81,6 +87,7 @@ async def test_streamed_tools(client: anthropic.AsyncAnthropic) -> None:
     assert [block.input for block in final.content if block.type == "tool_use"] == [PARIS, ROME]
 
 
+@needs_parsers
 async def test_one_call_at_most(client: anthropic.AsyncAnthropic) -> None:
     choice: Any = {"type": "auto", "disable_parallel_tool_use": True}
     asked: dict[str, Any] = {"max_tokens": 500, "messages": WEATHER, "tools": TOOLS, "tool_choice": choice}
@@ -89,6 +96,7 @@ async def test_one_call_at_most(client: anthropic.AsyncAnthropic) -> None:
     assert [block.input for block in final.content if block.type == "tool_use"] == [PARIS]
 
 
+@needs_parsers
 async def test_tokens_are_counted_as_messages_sees_them(client: anthropic.AsyncAnthropic) -> None:
     counted = await client.messages.count_tokens(model="timed", messages=WEATHER, tools=TOOLS, system="Be kind.")
     sent = await client.messages.create(model="timed", max_tokens=1, messages=WEATHER, tools=TOOLS, system="Be kind.")

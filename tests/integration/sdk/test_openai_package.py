@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import AsyncIterator
+from importlib.util import find_spec
 from typing import Any
 
 import openai
@@ -18,6 +19,9 @@ TOOLS: list[Any] = [
 HELLO: list[Any] = [{"role": "user", "content": "hello"}]
 WEATHER: list[Any] = [{"role": "user", "content": "the weather in Paris and Rome?"}]
 PARIS, ROME = {"city": "Paris", "days": 2}, {"city": "Rome"}
+
+
+needs_parsers = pytest.mark.skipif(find_spec("sglang") is None, reason="tools need SGLang's parsers: extra `engine`")
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
@@ -48,6 +52,7 @@ async def test_a_stop_string_ends_the_text_before_it(client: openai.AsyncOpenAI)
     assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("one two three", "stop")
 
 
+@needs_parsers
 async def test_tools_and_their_results(client: openai.AsyncOpenAI) -> None:
     whole = await client.chat.completions.create(model="timed", messages=WEATHER, tools=TOOLS)
     choice = whole.choices[0]
@@ -80,11 +85,13 @@ async def streamed(client: openai.AsyncOpenAI, **asked: Any) -> tuple[str, list[
     return text, [json.loads(arguments) for arguments in calls.values()], reason, ids
 
 
+@needs_parsers
 async def test_streamed_tools(client: openai.AsyncOpenAI) -> None:
     text, calls, reason, ids = await streamed(client, messages=WEATHER, tools=TOOLS)
     assert (text.strip(), calls, reason, len(ids)) == ("Let me look.", [PARIS, ROME], "tool_calls", 2)
 
 
+@needs_parsers
 async def test_one_call_at_most(client: openai.AsyncOpenAI) -> None:
     asked: dict[str, Any] = {"messages": WEATHER, "tools": TOOLS, "parallel_tool_calls": False}
     whole = await client.chat.completions.create(model="timed", **asked)
@@ -143,6 +150,7 @@ async def test_responses_whole_and_streamed(client: openai.AsyncOpenAI) -> None:
     assert (cut.status, cut.output_text) == ("incomplete", "Good")
 
 
+@needs_parsers
 async def test_responses_with_tools(client: openai.AsyncOpenAI) -> None:
     tools: list[Any] = [{"type": "function", "name": "get_weather", "parameters": SCHEMA, "strict": False}]
     asked: list[Any] = [{"role": "user", "content": "the weather in Paris and Rome?"}]
@@ -156,6 +164,7 @@ async def test_responses_with_tools(client: openai.AsyncOpenAI) -> None:
     assert after.output_text == "It is 18 degrees in Paris."
 
 
+@needs_parsers
 async def test_responses_with_namespaces_and_custom_tools(client: openai.AsyncOpenAI) -> None:
     spawn = {"type": "function", "name": "spawn_agent", "parameters": {"type": "object", "properties": {}}}
     tools: list[Any] = [

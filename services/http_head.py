@@ -1,0 +1,69 @@
+"""HTTP connections whose request heads are bounded: uvicorn's own protocol reads headers of any size."""
+
+from typing import Any
+
+import msgspec
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+HEAD_LIMIT_BYTES = 64 << 10
+"""Request line and headers together, about: what harnesses send is below 8 KiB."""
+
+
+class HeadTooLarge(Exception):
+    """Ends the reading of a request; the parser makes an invalid request of it."""
+
+
+class BoundedHeads(HttpToolsProtocol):
+    """Answers 431 and hangs up as soon as a head is too large, read to its end or not."""
+
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self._in_head = True
+        self._head_bytes = self._fed_bytes = 0
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._in_head:
+            self._fed_bytes += len(data)
+            if self._fed_bytes > HEAD_LIMIT_BYTES and not self.transport.is_closing():
+                self._refuse(self._fed_bytes)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_head = True
+        self._head_bytes = self._fed_bytes = 0
+
+    def on_url(self, url: bytes) -> None:
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count(len(name) + len(value))
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """431 where our own limit is what made the request invalid."""
+        if self._head_bytes > HEAD_LIMIT_BYTES:
+            self._refuse(self._head_bytes)
+        else:
+            super().send_400_response(msg)
+
+    def _count(self, size: int) -> None:
+        self._head_bytes += size
+        if self._head_bytes > HEAD_LIMIT_BYTES:
+            raise HeadTooLarge
+
+    def _refuse(self, size: int) -> None:
+        text = f"the request's head has {size} bytes or more, the limit is {HEAD_LIMIT_BYTES} bytes"
+        error = {"message": text, "type": "request_too_large", "param": None, "code": "headers_too_large"}
+        body = msgspec.json.encode({"error": error})
+        head = (
+            b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: application/json\r\nconnection: close\r\n"
+            b"content-length: %d\r\n\r\n" % len(body)
+        )
+        self.transport.write(head + body)
+        self.transport.close()
