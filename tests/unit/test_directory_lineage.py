@@ -19,10 +19,12 @@ def bench() -> Bench:
 def ask(bench: Bench, branch: str | None, keys: list[int], **said: object) -> tuple[str, int | None]:
     """A request from its match to its answer."""
     bench.say("p1", bench.events + 1)
-    reply = bench.match(keys, branch=branch, request=f"r{bench.events}", **said)
+    request = f"r{bench.events}"
+    reply = bench.match(keys, branch=branch, request=request, **said)
     bench.answered(
         reply.branch or "",
         keys,
+        request=request,
         version=reply.version,
         life=reply.life,
         lineage=reply.lineage,
