@@ -13,6 +13,8 @@ from schemas.telemetry import RequestTelemetry
 Vector = npt.NDArray[np.float64]
 FEATURES = 4
 """Of a request: 1, t_uc, A and t_c, in this order."""
+_OPENS = ("opens", "fork", "subagent")
+"""Lineages of a branch's first request: it comes at once, from an agent that begins or is under way."""
 
 
 def attention_pairs(t_uc: float, t_c: float) -> float:
@@ -24,7 +26,7 @@ def attention_pairs(t_uc: float, t_c: float) -> float:
 class Demand:
     """Sums over requests that were served. `moments` is the sum of f*f^T over their features f (1, t_uc, A, t_c).
 
-    `paused` counts requests whose branch had one before, `pause_s` sums the time since that one was answered.
+    `paused` counts requests whose pause is known, `pause_s` sums the pauses.
     `arrivals`: requests by the second of their arrival.
     """
 
@@ -39,7 +41,7 @@ class Demand:
     arrivals: Counter[int] = field(default_factory=Counter)
 
     def add(self, record: RequestTelemetry, pause_s: float | None) -> None:
-        """A request that was served; `pause_s` None where its branch is new or unknown."""
+        """A request that was served; `pause_s` None where nothing is known of what its branch did before."""
         t_uc, t_c = float(record.uncached_tokens), float(record.cached_tokens)
         features = np.array((1.0, t_uc, attention_pairs(t_uc, t_c), t_c))
         self.moments = self.moments + np.outer(features, features)
@@ -75,12 +77,12 @@ class Demand:
 
     @property
     def think_s(self) -> float:
-        """Mean pause before a request; a branch's first request comes without one."""
-        return self.pause_s / self.requests if self.requests else 0.0
+        """Mean pause before a request."""
+        return self.pause_s / self.paused if self.paused else 0.0
 
     def agents(self, seconds: float) -> float:
         """Branches under way on average: N = X*(E2E + Z), by Little's law."""
-        return (self.e2e_s + self.pause_s) / seconds
+        return (self.e2e_s + self.think_s * self.requests) / seconds
 
     def burstiness(self) -> float:
         """Variance over mean of the arrivals per second, 1 for a Poisson process and where too little is known."""
@@ -106,7 +108,7 @@ class Pauses:
         self._swept = float("-inf")
 
     def pause_s(self, record: RequestTelemetry) -> float | None:
-        """The pause before this request; remembers its end."""
+        """The pause before this request, 0 for one that opens its branch; remembers its end."""
         if record.branch is None:
             return None
         before = self._ended.get(record.branch)
@@ -114,6 +116,7 @@ class Pauses:
         if record.t_end - self._swept > self._keep_s / 10:
             self._swept = record.t_end
             self._ended = {name: end for name, end in self._ended.items() if record.t_end - end < self._keep_s}
-        if before is None or not 0.0 <= record.t_arrive - before <= self._keep_s:
-            return None
-        return record.t_arrive - before
+        if before is None:
+            return 0.0 if record.lineage in _OPENS else None
+        pause_s = record.t_arrive - before
+        return max(0.0, pause_s) if pause_s <= self._keep_s else None
