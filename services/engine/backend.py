@@ -54,7 +54,8 @@ class BackendInfo:
     `batch_tokens`: uncached tokens one prefill iteration takes at most (chunk size). `l1_tokens`: KV tokens device
     memory holds. `max_running`: requests one decode iteration takes at most. `rendezvous`: "host:port" where decode
     engines find this engine's transfers ("" when it needs none). `shared_pair`: the two legs of a request that runs on
-    this node alone share their KV, so that the prefill leg takes no room of its own.
+    this node alone share their KV, so that the prefill leg takes no room of its own. `experts_per_token` of `experts`:
+    the model's routed experts, 0 for a dense model.
     """
 
     engine: str
@@ -71,6 +72,8 @@ class BackendInfo:
     rendezvous: str = ""
     tokenizer: str = ""
     shared_pair: bool = False
+    experts_per_token: int = 0
+    experts: int = 0
 
 
 class BackendEvents(Protocol):

@@ -97,6 +97,9 @@ class NodeReports:
             rendezvous=info.rendezvous,
             max_context_tokens=info.max_context_tokens,
             tokenizer=info.tokenizer,
+            experts_per_token=info.experts_per_token,
+            experts=info.experts,
+            batch_tokens=info.batch_tokens,
         )
         self._said_hello = message.incarnation
         await self._publish(self._subjects.node_hello(self._identity.node), encode(message))

@@ -7,6 +7,7 @@ T_D = d0 + d1*phi(B) + d2*B + d3*context/1e6,                    phi(B) = 1 - (1
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any, Protocol
 
 MEGA = 1e6
@@ -184,6 +185,12 @@ class Preset:
     kv_bytes_per_token: int = 0
     link_bytes_per_s: float = 0.0
     l1_tokens: int = 0
+
+    @property
+    def experts(self) -> tuple[int, int]:
+        """(k, E) up to a common factor, (0, 0) for a dense model."""
+        share = Fraction(self.times.active_share).limit_denominator(4096)
+        return (share.numerator, share.denominator) if 0 < share < 1 else (0, 0)
 
     def transfer_s(self, tokens: int) -> float:
         """How long the KV of `tokens` tokens travels from device to device."""

@@ -10,6 +10,7 @@ from schemas.phase import Phase
 from schemas.serve import Finish, RequestState
 from services.engine.backend import BackendEvents, BackendInfo, Leg, LegKey
 from services.engine.sglang.config import PluginConfig, SglangSettings
+from services.engine.sglang.experts import experts_of
 from services.engine.sglang.frames import Cancel, DropDecodeCache, End, Frame, Refused, State, Step, Submit, Tokens
 from services.engine.sglang.process import EngineProcess
 
@@ -65,6 +66,7 @@ class SglangBackend:
         capacity, ready = self._process.capacity.result(), self._process.ready.result()
         self._eos = frozenset(ready.eos_token_ids)
         settings = self._settings
+        experts_per_token, experts = experts_of(Path(self._process.model_path))
         self.info = BackendInfo(
             engine="sglang",
             model=settings.model,
@@ -79,6 +81,8 @@ class SglangBackend:
             batch_tokens=settings.chunk_tokens,
             rendezvous=self._process.rendezvous,
             tokenizer=str(self._process.model_path),
+            experts_per_token=experts_per_token,
+            experts=experts,
         )
 
     @property

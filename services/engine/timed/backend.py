@@ -49,6 +49,8 @@ class TimedBackend:
             batch_tokens=settings.batch_tokens,
             tokenizer=settings.tokenizer,
             shared_pair=True,
+            experts_per_token=PRESETS[settings.preset].experts[0],
+            experts=PRESETS[settings.preset].experts[1],
         )
         self.wrong_blocks = 0
         self.wrong_tokens = 0
