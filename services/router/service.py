@@ -8,6 +8,7 @@ from typing import TypeVar
 from starlette.routing import BaseRoute
 
 from schemas.codec import RejectedMessage, encode
+from schemas.iteration_model import PLANNER_MODELS
 from schemas.kv import NODE_HELLO, NodeHello
 from schemas.phase import DECISION, PHASE_COMMAND, Decision, Phase
 from schemas.serve import PROMPT_REQUEST, REPLY_BATCH, PromptPart
@@ -74,6 +75,7 @@ class RouterService:
         await bus.subscribe(subjects.telemetry_node(anyone), self._on_node)
         await bus.subscribe(subjects.telemetry_router(anyone), self._on_router)
         await bus.subscribe(subjects.node_hello(anyone), self._on_hello)
+        await bus.subscribe(subjects.planner_models(), self._on_models)
         bus.on_reconnect(self._beat)
         self.app.tasks.create_task(self._beats(), name="heartbeat")
         self.app.tasks.create_task(self._ticks(), name="ticks")
@@ -140,6 +142,10 @@ class RouterService:
             self._rare.warning("node_refused", kind=hello.node, node=hello.node, why=node.refusal)
         elif self.tokenizer is None and self._loading is None:
             self._load_tokenizer(_tokenizer_source(hello))
+
+    async def _on_models(self, delivery: Delivery) -> None:
+        if (found := self._decoded(PLANNER_MODELS.decode, delivery)) is not None:
+            self.core.on_models(found.models)
 
     async def _on_router(self, delivery: Delivery) -> None:
         beat = self._decoded(ROUTER_TELEMETRY.decode, delivery)
