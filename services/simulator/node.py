@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from services.simulator.world import World
 
 _NEVER_S = 1e9
+SWEEP_S = 60.0
 ROUTER = "router"
 
 
@@ -79,6 +80,7 @@ class Node:
         self._plans: dict[str, tuple[FetchSource, ...]] = {}
         self._decode_blocks: dict[str, int] = {}
         self._wake_at = _NEVER_S
+        self._sweep_at = 0.0
         self._pumping = False
         self._leaving = False
 
@@ -95,7 +97,7 @@ class Node:
             max_waiting=1 << 30,
             router_timeout_s=_NEVER_S,
             node_timeout_s=_NEVER_S,
-            sweep_s=60.0,
+            sweep_s=SWEEP_S,
         )
         return Queueing.of(limits, hardware.times, phase=self.phase or Phase.BOTH)
 
@@ -164,8 +166,9 @@ class Node:
 
     def pump(self, now: float) -> None:
         """Let in what may enter."""
-        if self._pumping:
+        if self._pumping or not (self.queue.table.waiting[Phase.PREFILL] or now >= self._sweep_at):
             return
+        self._sweep_at = now + SWEEP_S
         self._pumping = True
         while True:
             effects = self.queue.step(now, self.memory.room() * self.world.block_tokens)
@@ -401,7 +404,6 @@ class Node:
         memory.promised -= held.promised
         held.promised = 0
         memory.write_device(call.keys, first, full, now)
-        self._hold_device(call, held, full, now)
         memory.write_host(call.keys, first, full, now)
         sink = self.world.node(call.decode_node)
         if sink is not self:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from schemas.kv import keys_of
 from services.kvpool.core.eviction import REFERENCED, UNREACHABLE, EvictionOrder
 
-PIECE_BLOCKS = 32
+PIECE_BLOCKS = 128
 MEAN_BLOCKS = 6
 """There are slots for pieces of this size on average; with smaller ones a tier is full before its capacity."""
 _SPREAD = PIECE_BLOCKS.bit_length() - 1
