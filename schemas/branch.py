@@ -59,6 +59,7 @@ class BranchEvent(Message, frozen=True, kw_only=True):
     the short key of block base_blocks - 1, so that they are found even if the branch's context has changed meanwhile.
     `prompt_blocks` (of the prompt alone), `kind` and `parent` are what the request was; `lineage` and `life` are copied
     from the directory's match. `life` tells a late event of an ended branch from a request that opens it anew.
+    `finish` is how the answer ended (stop, length, tool_calls; "" where that is not known): what the branch waits for.
     `family` groups branches that share one session id; `compaction` is what the request said of one.
     """
 
@@ -80,6 +81,7 @@ class BranchEvent(Message, frozen=True, kw_only=True):
     prompt_blocks: Count | None = None
     kind: BranchKind | None = None
     lineage: str = ""
+    finish: str = ""
     life: Count | None = None
     prefill_node: str | None = None
     decode_node: str | None = None

@@ -22,7 +22,14 @@ from services.bus.jetstream import JetStream
 from services.directory.announcer import Announcer
 from services.directory.checkpoints import Checkpoints
 from services.directory.core.directory import Directory
-from services.directory.core.effects import Effect, NeedSnapshot, NodeLost, NodeRefused, ReferencesChanged
+from services.directory.core.effects import (
+    Effect,
+    NeedSnapshot,
+    NodeLost,
+    NodeRefused,
+    ReferencesChanged,
+    ValuesChanged,
+)
 from services.directory.metrics import DirectoryMetrics
 from services.directory.settings import DirectorySettings
 from services.directory.snapshots import Snapshots
@@ -209,7 +216,7 @@ class DirectoryService:
     def _perform(self, effects: Iterable[Effect]) -> None:
         for effect in effects:
             match effect:
-                case ReferencesChanged():
+                case ReferencesChanged() | ValuesChanged():
                     self._announcer.tell(effect)
                 case NeedSnapshot(node=node, reason=reason):
                     self._snapshots.pull(node, reason)

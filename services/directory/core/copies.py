@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from schemas.kv import LocationChange, Tier
 from services.directory.core.announcements import Announcements
@@ -11,13 +11,15 @@ from services.directory.core.prefix_tree import PrefixTree
 from services.directory.core.reachability import Reachability
 from services.directory.core.references import References
 from services.directory.core.run import Holding, Run, keys_view
+from services.directory.core.spans import Spans
 
 Holdings = dict[Tier, Holding]
 
 
 class Copies:
     """Applies location changes to the holdings of one node. A holding that dies is out of sight at once; `sweep` then
-    takes it out of its runs, one a step."""
+    takes it out of its runs, one a step. Each of `on_copy` is called with what came to an L2 holding or is
+    said again."""
 
     def __init__(
         self,
@@ -32,6 +34,7 @@ class Copies:
         self._reachability = reachability
         self._announcements = announcements
         self._counters = counters
+        self.on_copy: list[Callable[[Holding, Run, Spans], None]] = []
 
     def stored(self, change: LocationChange, packed: bytes, holdings: Holdings) -> Run | None:
         """The blocks of these packed keys came as `change` says, or moved; the orphan that this made or met because
@@ -47,9 +50,6 @@ class Copies:
                 self._drop(holdings[change.origin], *piece)
         return inserted.orphan
 
-    def sweep(self, holding: Holding) -> Iterator[None]:
-        """Take a dead holding out of its runs."""
-        while holding.runs:
     def removed(self, tier: Tier, packed: bytes, holdings: Holdings) -> None:
         """The blocks of these packed keys left."""
         pieces, unknown = self._tree.locate(keys_view(packed))
@@ -67,6 +67,9 @@ class Copies:
         holding.live = False
         self._tree.sights.lives += 1
 
+    def sweep(self, holding: Holding) -> Iterator[None]:
+        """Take a dead holding out of its runs."""
+        while holding.runs:
             run = holding.runs.pop()
             del run.held[holding]
             self._reachability.recheck(run)
@@ -84,6 +87,8 @@ class Copies:
         for run in list(holding.runs):
             if holding.live and run in holding.runs:
                 self._announcements.retell(holding, run)
+                for told in self.on_copy:
+                    told(holding, run, run.held[holding])
             yield
 
     def _hold(self, holding: Holding, run: Run, first: int, last: int) -> None:
@@ -95,6 +100,8 @@ class Copies:
                 self._references.copied(holding.node, run, new)
             if holding.tier is Tier.L2:
                 self._announcements.came(holding, run, new)
+                for told in self.on_copy:
+                    told(holding, run, new)
 
     def _drop(self, holding: Holding, run: Run, first: int, last: int) -> None:
         gone = self._tree.drop(holding, run, first, last)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from schemas.branch import BranchEvent, BranchInfo
+from schemas.branch import BranchEvent, BranchEventType, BranchInfo
 from schemas.directory import BranchQuery, MatchQuery, MatchReply, StatsReply
 from schemas.kv import KvLocation, NodeHello, SnapshotPart, Tier
 from schemas.phase import Phase, PhaseCommand
@@ -27,13 +27,17 @@ from services.directory.core.prefix_tree import PrefixTree
 from services.directory.core.reachability import Reachability
 from services.directory.core.references import References
 from services.directory.core.run import keys_view
+from services.directory.core.values import Values
 
 _DONE = object()
 
 
 @dataclass(frozen=True)
 class DirectoryConfig:
-    """Bounds and times. `remember_blocks`: keys known beyond those that lie somewhere or are claimed."""
+    """Bounds and times. `remember_blocks`: keys known beyond those that lie somewhere or are claimed. A node where
+    claimed blocks take `scarce_share` of the host memory is told what each is worth; at a depth of
+    `depth_doubling_tokens` a token costs twice as much to compute as at the start of a context (with GLM-5.2's
+    coefficients and 4,096 tokens an iteration: (c0 / 4096 + c1) / c2)."""
 
     remember_blocks: int = 4_000_000
     branch_lease_s: float = 1800.0
@@ -42,6 +46,8 @@ class DirectoryConfig:
     inactive_branches: int = 100_000
     event_ids: int = 100_000
     buffer_messages: int = 8192
+    scarce_share: float = 0.8
+    depth_doubling_tokens: int = 250_000
 
 
 class Directory:
@@ -61,8 +67,12 @@ class Directory:
         self.pending = PendingPrefixes(config.pending_lease_s)
         self.branches = Branches(self.references, config.branch_lease_s, config.inactive_branches)
         self.events = BranchEvents(self.references, self.branches, self.pending, self.counters, config.event_ids)
+        self.values = Values(self.announcements.hosts, config.scarce_share, config.depth_doubling_tokens)
+        self.references.on_claim.append(self.values.claimed)
+        copies = Copies(self.tree, self.references, self.reachability, self.announcements, self.counters)
+        copies.on_copy.append(self.values.came)
         self.locations = Locations(
-            Copies(self.tree, self.references, self.reachability, self.announcements, self.counters),
+            copies,
             self.announcements.hosts,
             self.counters,
             timeout_s=config.node_timeout_s,
@@ -97,7 +107,11 @@ class Directory:
 
     def on_branch_event(self, event: BranchEvent, now: float) -> list[Effect]:
         """What happened to a branch: the only messages that change claims, with phase commands."""
+        self.values.now = now
+        news = event.id not in self.events.applied
         self.events.apply(event, now)
+        if news and event.type is BranchEventType.CONTEXT:
+            self.values.answered(self.branches.get((event.tenant, event.branch)), event.request, event.finish)
         return self._effects()
 
     def on_phase(self, command: PhaseCommand) -> list[Effect]:
@@ -119,7 +133,13 @@ class Directory:
     def match(self, query: MatchQuery, now: float) -> MatchReply:
         """Where the longest prefix lies; cost by the runs of this request only."""
         self.counters.matches += 1
-        return self._matching.match(query, self._shares, self.blind, now)
+        reply = self._matching.match(query, self._shares, self.blind, now)
+        self.values.now = now
+        if query.release:
+            self.values.released(query.request)
+        elif reply.lineage and reply.branch is not None:
+            self.values.asked(self.branches.get((query.tenant, reply.branch)), query.request, reply.lineage)
+        return reply
 
     def list_references(self, node: str) -> list[Effect]:
         """A pool lost track of which of its copies are referenced: tell it all, in helpings of `work`."""
@@ -144,6 +164,8 @@ class Directory:
         self._shares = {name: holding.referenced / holding.blocks for name, holding in holdings if holding.blocks}
         if self.branches.overdue(now):
             self.locations.jobs.append(self._demote(now))
+        self.values.now = now
+        self.locations.jobs.extend(self.values.tick(node.hello for node in self.locations.nodes.values() if node.hello))
         return self._effects()
 
     def _demote(self, now: float) -> Iterator[None]:
@@ -213,9 +235,12 @@ class Directory:
     def _effects(self) -> list[Effect]:
         effects, self.locations.effects = self.locations.effects, []
         said, self.announcements.waiting = self.announcements.waiting, []
+        values = self.values.take()
         if self.blind:
             return [effect for effect in effects if not isinstance(effect, ReferencesChanged)]
-        return effects + said if effects else list[Effect](said)
+        if effects or values:
+            return [*effects, *said, *values]
+        return list[Effect](said)
 
     def check(self) -> None:
         """Assert the invariants of every part, and that claims and counters are what the branches say."""
@@ -225,5 +250,6 @@ class Directory:
         self.pending.check()
         self.locations.check()
         self.announcements.check()
+        self.values.check({branch.key for branch in self.branches.newest_first() if branch.claim is not None})
         if not self.has_work:
             self.reachability.check()

@@ -24,6 +24,15 @@ class ReferencesChanged(NamedTuple):
     full: bool = False
 
 
+class ValuesChanged(NamedTuple):
+    """Tell this node's pool what copies in its L2 (packed keys) are worth while they are `referenced`, or are not."""
+
+    node: str
+    value: int
+    referenced: bool
+    keys: bytes
+
+
 @dataclass(frozen=True, slots=True)
 class NodeRefused:
     """This node is not of this cluster; `text` names both values."""
@@ -40,4 +49,4 @@ class NodeLost:
     silent_s: float
 
 
-Effect = NeedSnapshot | ReferencesChanged | NodeRefused | NodeLost
+Effect = NeedSnapshot | ReferencesChanged | ValuesChanged | NodeRefused | NodeLost

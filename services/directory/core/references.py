@@ -12,7 +12,7 @@ next request ends.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from schemas.phase import Phase
 from services.directory.core import spans as sets
@@ -27,12 +27,14 @@ Before = dict[tuple[Run, str], Spans]
 
 
 class References:
-    """All claims of all branches. What they mean for copies is said through `announcements`."""
+    """All claims of all branches. What they mean for copies is said through `announcements`. Each of `on_claim` is
+    called with every branch whose context changed, once all is booked."""
 
     def __init__(self, tree: PrefixTree, announcements: Announcements) -> None:
         self.tree = tree
         self._announcements = announcements
         tree.on_attach.append(self._attached)
+        self.on_claim: list[Callable[[Branch, Claim | None], None]] = []
         self.claimed_blocks = 0
         self._decoding: dict[str, dict[Branch, None]] = {}
         self._switching: dict[Branch, str] = {}
@@ -52,6 +54,8 @@ class References:
         self._book(branch, old, new)
         branch.claim, branch.blocks = new, blocks
         self._report(before)
+        for told in self.on_claim:
+            told(branch, new)
 
     def copied(self, node: str, run: Run, new: Spans) -> None:
         """`node` reports copies: a claim that was kept elsewhere for want of them comes home."""
@@ -121,10 +125,6 @@ class References:
         before: Before,
     ) -> None:
         """Move a branch's claims of one phase from (home, old context) to (new_home, new context)."""
-        was = dict(path(old.tip)) if old is not None and home is not None else {}
-        now = dict(path(new.tip)) if new is not None and new_home is not None else {}
-        for run, end in was.items():
-            if home is not None and (home != new_home or now.get(run) != end):
         if home is not None and home == new_home and old is not None and new is not None:
             run = old.tip[0]
             if run is new.tip[0]:
@@ -132,6 +132,10 @@ class References:
                     self._touch(before, run, home)
                     run.claims[home, phase].move(old.tip[1], new.tip[1])
                 return
+        was = dict(path(old.tip)) if old is not None and home is not None else {}
+        now = dict(path(new.tip)) if new is not None and new_home is not None else {}
+        for run, end in was.items():
+            if home is not None and (home != new_home or now.get(run) != end):
                 self._touch(before, run, home)
                 self._remove(run, home, phase, end)
         for run, end in now.items():
@@ -207,11 +211,11 @@ class References:
     def _report(self, before: Before) -> None:
         for (run, node), was in before.items():
             self._announcements.claimed(node, run, was)
+        for run in {run for run, _ in before}:
             self.tree.settle(run)
 
     def check(self, branches: Iterable[Branch]) -> None:
         """Assert that runs carry exactly the claims of these branches, and holdings the counts that follow."""
-        for run in {run for run, _ in before}:
         expected: dict[tuple[Run, str, Phase], list[int]] = {}
         claimed = 0
         for branch in branches:

@@ -63,11 +63,13 @@ class BlockTable:
     A block withdrawn while somebody reads it can be found by nobody; its slot is free when the last reader lets go.
     """
 
-    def __init__(self, node: str, incarnation: int, capacity_blocks: int) -> None:
+    def __init__(
+        self, node: str, incarnation: int, capacity_blocks: int, order: EvictionOrder | None = None
+    ) -> None:
         self.log = LocationLog(node, incarnation)
         self.index = BlockIndex(capacity_blocks)
         self.slots = Allocator(capacity_blocks)
-        self.order = EvictionOrder(capacity_blocks)
+        self.order = order or EvictionOrder(capacity_blocks)
         self.counters = Counters()
         self.unverified: set[int] = set()
         """Slots of adopted blocks whose fingerprint nobody has checked yet."""

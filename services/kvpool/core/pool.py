@@ -22,7 +22,7 @@ from schemas.pool import (
     digests_of,
 )
 from services.kvpool.core.blocks import AdoptedBlock, BlockTable, Effects, Presence
-from services.kvpool.core.eviction import REFERENCED, UNREACHABLE
+from services.kvpool.core.eviction import REFERENCED, UNREACHABLE, EvictionOrder
 from services.kvpool.core.index import FINGERPRINT_BYTES, keys_of_digests
 from services.kvpool.core.leases import Holds
 from services.kvpool.core.snapshot import FrozenTree, Snapshot
@@ -36,6 +36,7 @@ class PoolCore:
     """One node's pool. Blocks being written, pinned or leased are never evicted.
 
     `owner` is whoever writes or pins: a connection or a transfer, any number but 0; what it holds ends with it.
+    `order`: another order of eviction, for comparison.
     """
 
     def __init__(
@@ -46,8 +47,9 @@ class PoolCore:
         *,
         pin_ttl_s: float = PIN_TTL_S,
         aside_s: float = ASIDE_S,
+        order: EvictionOrder | None = None,
     ) -> None:
-        self.blocks = BlockTable(node, incarnation, capacity_blocks)
+        self.blocks = BlockTable(node, incarnation, capacity_blocks, order)
         self.log = self.blocks.log
         self.counters = self.blocks.counters
         self.pins, self.leases = Holds(), Holds()
@@ -202,17 +204,18 @@ class PoolCore:
 
     def refer(self, message: KvReference) -> Iterator[None]:
         """Apply the directory's word to the blocks that are here, in slices: run it to its end, one at a time."""
-        self._marks = bytearray(self._slots.capacity) if message.full else None
+        marks = self._marks = bytearray(self._slots.capacity) if message.full else None
         for change in message.changes:
             bits = (REFERENCED if change.referenced else 0) | (UNREACHABLE if change.unreachable else 0)
             for slots in self._slices(change.hashes):
-                if self._marks is None:
+                if marks is None:
                     self._order.mark(slots, bits)
-                for slot in slots if self._marks is not None else ():
-                    self._marks[slot] = bits
+                else:
+                    for slot in slots:
+                        marks[slot] = bits
                 yield
-        if self._marks is not None:
-            yield from self._sweep(self._marks)
+        if marks is not None:
+            yield from self._sweep(marks)
             self._marks = None
             self._order.forget_values()
         for worth in message.values:

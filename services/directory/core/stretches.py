@@ -1,0 +1,178 @@
+"""Which branches pass which run of the tree, and what that makes each block of it worth."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import NamedTuple
+
+from services.directory.core.branch import Branch, BranchKey
+from services.directory.core.run import Run, Tip, path
+from services.directory.core.worth import AWAKE, LARGEST, DepthCost, rate_of, step_of
+
+PURGE_AT = 1024
+
+
+class Stretch(NamedTuple):
+    """Blocks [0, end) of a run belong to a context."""
+
+    run: Run
+    end: int
+
+
+class Piece(NamedTuple):
+    """Blocks [first, last) of a run are worth `value`."""
+
+    first: int
+    last: int
+    value: int
+
+
+class _Passed:
+    """One run: `ends` by branch that passes it now, `pieces` as told. `start`: blocks of a context before the run.
+    `owner` claimed it first, up to `owner_to`; all others together up to `others_to`, now or ever."""
+
+    __slots__ = ("ends", "others_to", "owner", "owner_to", "pieces", "start")
+
+    def __init__(self, owner: BranchKey) -> None:
+        self.start = 0
+        self.ends: dict[Branch, int] = {}
+        self.pieces: list[Piece] = []
+        self.owner = owner
+        self.owner_to = self.others_to = 0
+
+    def passes(self, branch: Branch, end: int) -> None:
+        self.ends[branch] = end
+        if branch.key == self.owner:
+            self.owner_to = max(self.owner_to, end)
+        else:
+            self.others_to = max(self.others_to, end)
+
+
+class Stretches:
+    """The contexts of all claiming branches by run, each with the step its branch adds."""
+
+    def __init__(self) -> None:
+        self.depth_cost = DepthCost(float("inf"))
+        self._runs: dict[Run, _Passed] = {}
+        self._paths: dict[Branch, list[Stretch]] = {}
+        self._steps: dict[Branch, int] = {}
+        self._purge_at = PURGE_AT
+
+    def __contains__(self, run: Run) -> bool:
+        return run in self._runs
+
+    def branches(self) -> list[Branch]:
+        return list(self._paths)
+
+    def of(self, branch: Branch) -> list[Stretch]:
+        """The context of a branch, its end first."""
+        return self._paths.get(branch, [])
+
+    def told(self, run: Run) -> list[Piece]:
+        """What was said last of the claimed blocks of a run."""
+        return self._runs[run].pieces
+
+    def claimed_to(self, run: Run) -> int:
+        """Blocks [0, n) of the run that a branch claims."""
+        passed = self._runs.get(run)
+        return max(passed.ends.values(), default=0) if passed is not None else 0
+
+    def shared_to(self, run: Run) -> int:
+        """Blocks [0, n) of the run that several branches claimed, at whatever time."""
+        passed = self._runs.get(run)
+        return min(passed.owner_to, passed.others_to) if passed is not None else 0
+
+    def weigh(self, branch: Branch, step: int) -> None:
+        """What the branch adds from now on; `revalue` says what that changes."""
+        self._steps[branch] = step
+
+    def moved(self, branch: Branch, tip: Tip | None) -> tuple[list[Stretch], list[Stretch]]:
+        """The branch has another context, or none; both, the old one first."""
+        before = self._paths.pop(branch, [])
+        after = [Stretch(run, end) for run, end in path(tip)] if tip is not None else []
+        for stretch in before:
+            self._runs[stretch.run].ends.pop(branch, None)
+        depth = sum(stretch.end for stretch in after)
+        for run, end in after:
+            passed = self._runs.get(run)
+            if passed is None:
+                passed = self._runs[run] = _Passed(branch.key)
+            depth -= end
+            passed.start = depth
+            passed.passes(branch, end)
+        if after:
+            self._paths[branch] = after
+            self._steps.setdefault(branch, AWAKE)
+        else:
+            self._steps.pop(branch, None)
+        self._purge()
+        return before, after
+
+    def revalue(self, run: Run) -> list[Piece]:
+        """Bring the worth of the claimed blocks of a run up to date; what has to be said of them."""
+        passed = self._runs.get(run)
+        if passed is None:
+            return []
+        pieces = self._pieces(passed)
+        changed = list(_changes(passed.pieces, pieces))
+        passed.pieces = pieces
+        return changed
+
+    def _pieces(self, passed: _Passed) -> list[Piece]:
+        """The worth of every claimed block, from the deepest end upwards: shallower blocks have more claims."""
+        by_end = sorted(((end, self._steps[branch]) for branch, end in passed.ends.items()), reverse=True)
+        pieces: list[Piece] = []
+        rate, awake = 0.0, False
+        for number, (end, step) in enumerate(by_end):
+            rate, awake = rate + rate_of(step), awake or step == AWAKE
+            first = by_end[number + 1][0] if number + 1 < len(by_end) else 0
+            if first == end:
+                continue
+            if awake:
+                pieces.append(Piece(first, end, AWAKE))
+                continue
+            base, start = step_of(rate), passed.start
+            parts: list[Piece] = []
+            for last, more in self.depth_cost.pieces(start + first, start + end):
+                at = parts[-1].last if parts else first
+                parts.append(Piece(at, last - start, min(LARGEST, base + more)))
+            pieces += reversed(parts)
+        return pieces[::-1]
+
+    def _purge(self) -> None:
+        """Runs that the tree forgot, and that no branch passes, are forgotten here too."""
+        if len(self._runs) > self._purge_at:
+            gone = [run for run, passed in self._runs.items() if not passed.ends and not run.keys]
+            for run in gone:
+                del self._runs[run]
+            self._purge_at = 2 * len(self._runs) + PURGE_AT
+
+    def check(self) -> None:
+        expected = {(stretch.run, branch): stretch.end for branch, way in self._paths.items() for stretch in way}
+        assert expected == {(run, b): end for run, passed in self._runs.items() for b, end in passed.ends.items()}
+        assert self._steps.keys() == self._paths.keys()
+        for run, passed in self._runs.items():
+            pieces = self._pieces(passed)
+            assert sum(piece.last - piece.first for piece in pieces) == self.claimed_to(run), pieces
+            assert all(left.last == right.first for left, right in pairwise(pieces)), pieces
+
+
+def _changes(old: list[Piece], new: list[Piece]) -> list[Piece]:
+    """Those parts of `new` whose value `old` does not give."""
+    changed: list[Piece] = []
+    number = 0
+    for piece in new:
+        at = piece.first
+        while at < piece.last:
+            while number < len(old) and old[number].last <= at:
+                number += 1
+            known = old[number] if number < len(old) else None
+            same = known is not None and known.first <= at
+            until = piece.last if known is None else min(piece.last, known.last if same else known.first)
+            if not same or known is None or known.value != piece.value:
+                if changed and changed[-1].last == at and changed[-1].value == piece.value:
+                    changed[-1] = Piece(changed[-1].first, until, piece.value)
+                else:
+                    changed.append(Piece(at, until, piece.value))
+            at = until
+    return changed
