@@ -253,6 +253,8 @@ class Model:
             if prompt and mark not in branch.departed:
                 branch.departed = [mark, *branch.departed][:4]
             branch.compacting = branch.compacting or event.compaction is Compaction.SUMMARY
+            if was_ended:
+                branch.state, branch.seen = BranchState.ACTIVE, now
             return
         departs = None if was_ended else self._departs(branch, prompt)
         explicit = event.version is not None and event.version > branch.version

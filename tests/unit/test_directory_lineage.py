@@ -88,6 +88,15 @@ def test_a_compaction_is_counted_once_whoever_says_it(bench: Bench, hook: bool) 
     assert branch(bench, "s")[0] == 1
 
 
+def test_a_session_that_ended_and_is_resumed_to_be_compacted(bench: Bench) -> None:
+    ask(bench, "s", B)
+    bench.tell("s", BranchEventType.END)
+    assert ask(bench, "s", SUMMARY, kind=SIDE, compaction=Compaction.SUMMARY) == ("transient", 0)
+    bench.tell("s", BranchEventType.COMPACT)
+    bench.tell("s", BranchEventType.END)
+    assert ask(bench, "s", SHORT) == ("opens", 1)
+
+
 def test_a_compaction_said_in_an_answer_placed_blind_counts_once(bench: Bench) -> None:
     ask(bench, "s", B)
     bench.answered("s", SHORT, version=0, compaction=Compaction.DONE)

@@ -141,7 +141,8 @@ class BranchEvents:
         self._follow(branch, event, tip, blocks, now)
 
     def _follow(self, branch: Branch, event: BranchEvent, tip: Tip | None, blocks: int, now: float) -> None:
-        """Claims go to exactly the blocks of the new context, unless the request was only a transient one."""
+        """Claims go to exactly the blocks of the new context, unless the request was only a transient one: that shows
+        no more than that its branch lives."""
 
         def key_at(number: int) -> int | None:
             return key_from_end(tip, blocks - 1 - number) if tip is not None and number < blocks else None
@@ -153,6 +154,8 @@ class BranchEvents:
             self._counters.transient_requests += 1
             lineage.departed(branch, anchor)
             branch.compacting = branch.compacting or event.compaction is Compaction.SUMMARY
+            if branch.state is BranchState.ENDED:
+                self._branches.revive(branch, now)
             return
         opened = branch.anchor is None
         self._branches.unanchor(branch)
