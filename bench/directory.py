@@ -13,7 +13,7 @@ one; peer: JSON, its only form) to blocks that are found; ours keeps reachabilit
 The fastest build of each side counts.
 bytes: growth of the resident set by the first build, over block copies; no branches yet on our side.
 churn: 2,400 live blocks, 1,000,000 stored and removed; growth of the resident set after the first 100,000. Ours
-remembers 65,536 keys of blocks that lie nowhere (a setting), which the first 100,000 fill.
+remembers 16,384 keys of blocks that lie nowhere (a setting), which the first 100,000 fill.
 """
 
 import argparse

@@ -12,7 +12,7 @@ from services.directory.core.directory import Directory, DirectoryConfig
 
 LOT_MESSAGES = 64
 """The service takes so many at once when they queue."""
-REMEMBER_BLOCKS = 65_536
+REMEMBER_BLOCKS = 16_384
 """Keys kept of blocks that lie nowhere: a setting, lowered here so that what it may keep is full before churn is
 measured."""
 

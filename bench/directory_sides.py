@@ -64,23 +64,21 @@ class Hands:
         return {"blocks": blocks, "blocks_per_s": blocks / took, "cpu_s": cpu, "bytes_per_copy": grown / blocks}
 
     def match(self, times: int, verb: str = "ask") -> Result:
-        """Seconds of each of `times` matches of whole contexts, in an order that no cache foresees."""
+        """Seconds of each of `times` matches of whole contexts, one after another far from it; keys are just made."""
         index, contexts = self._index, self._load.contexts
         assert index is not None
-        questions = [
-            index.question(n, contexts[n * 7919 % len(contexts)]) for n in range(self._asked, self._asked + times)
-        ]
-        self._asked += times
         took: list[float] = []
         clock, ask = time.perf_counter, getattr(index, verb)
         gc.collect()
         gc.disable()
-        for question in questions:
+        for number in range(self._asked, self._asked + times):
+            question = index.question(number, contexts[number * 7919 % len(contexts)])
             began = clock()
             answer = ask(question)
             took.append(clock() - began)
             index.after(question)
         gc.enable()
+        self._asked += times
         number = (self._asked - 1) * 7919 % len(contexts)
         found = index.found(index.ask(question))
         assert found == len(contexts[number]), (answer, found, len(contexts[number]))

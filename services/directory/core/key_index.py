@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 IDENT_BITS = 27
 LOT_KEYS = 4096
-LOTS = 16
+LOTS = 8
 MERGED_AT_ONCE = 16
 PART_ENTRIES = 1 << 16
 _TAG = ((1 << 64) - 1) >> (IDENT_BITS + 1) << (IDENT_BITS + 1)

@@ -45,8 +45,8 @@ class PrefixTree:
         self._free: list[int] = []
         self._index = KeyIndex()
         self._ends: dict[int, Run] = {}
-        self._recent: dict[int, tuple[Run, int]] = {}
-        self._older: dict[int, tuple[Run, int]] = {}
+        self._recent: dict[int, int] = {}
+        self._older: dict[int, int] = {}
 
     def find(self, key: int) -> tuple[Run, int] | None:
         """The run that holds `key` and its offset there."""
@@ -54,14 +54,15 @@ class PrefixTree:
         if run is not None:
             return run, len(run.keys) - 1
         place = self._recent.get(key) or self._older.get(key)
-        if place is not None and place[1] < len(place[0].keys) and place[0].keys[place[1]] == key:
-            return place
+        if place is not None:
+            run, offset = self.runs[place >> 32], place & 0xFFFFFFFF
+            if run is not None and offset < len(run.keys) and run.keys[offset] == key:
+                return run, offset
         for ident in self._index.find(key):
             run = self.runs[ident]
-            offset = run.index_of(key) if run is not None else None
-            if run is not None and offset is not None:
-                self._remember(run, offset)
-                return run, offset
+            at = run.index_of(key) if run is not None else None
+            if run is not None and at is not None:
+                return run, at
         return None
 
     def ending_with(self, key: int) -> Run | None:
@@ -77,7 +78,7 @@ class PrefixTree:
             mine, left = run.keys, total - done
             same = len(mine) if len(mine) < left else left
             if mine[same - 1] != keys[done + same - 1]:
-                same = run.seen
+                same = run.parted
                 child = run.children.get(keys[done + same]) if same < left else None
                 if child is not None and child.offset == same:
                     found.append((run, same))
@@ -88,9 +89,10 @@ class PrefixTree:
             done += same
             if done == total:
                 break
-            run = run.children.get(keys[done])
-            if run is not None and run.offset != same:
+            child = run.children.get(keys[done])
+            if child is None or child.offset != same:
                 break
+            run.parted, run = same, child
         return found
 
     def insert(self, parent: int | None, keys: Keys) -> Inserted:
@@ -103,6 +105,8 @@ class PrefixTree:
         if place is None:
             return Inserted([])
         run, position = place[0], place[1] + 1
+        if 0 < position < len(run.keys):
+            self._remember(run, position - 1)
         pieces: list[Piece] = []
         done, total = 0, len(keys)
         while done < total:
@@ -263,7 +267,7 @@ class PrefixTree:
         """Where one message ended another is likely to go on, or a context to fork."""
         if len(self._recent) >= RECENT_PLACES:
             self._older, self._recent = self._recent, {}
-        self._recent[run.keys[offset]] = run, offset
+        self._recent[run.keys[offset]] = run.ident << 32 | offset
 
     def _new(self, parent: Run | None, offset: int, keys: Keys) -> Run:
         ident = self._free.pop() if self._free else len(self.runs)

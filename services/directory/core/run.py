@@ -90,12 +90,13 @@ class Run:
     branch that lie on another node than its prefill node (see references.py). `tips`: branches whose claim ends here.
     `children`: by first key; `forks`: their offsets. `idle`: blocks at the end that nothing needs. `reach`: blocks
     [0, reach) are reachable: copies in the cluster cover them and all that lead to them. `sights`: what is seen of the
-    first `used` blocks (match.py); `seen`: the largest of these numbers.
+    first `used` blocks (match.py); `seen`: the largest of these numbers; `parted`: where
+    the last context that was looked up left the run.
     """
 
     __slots__ = (
         "children", "claims", "forks", "held", "ident", "idle", "kept", "keys", "offset", "orphan_of", "parent",
-        "reach", "seen", "sights", "tips",
+        "parted", "reach", "seen", "sights", "tips",
     )  # fmt: skip
 
     def __init__(self, ident: int, parent: Run | None, offset: int, keys: Keys) -> None:
@@ -115,6 +116,7 @@ class Run:
         self.reach = 0
         self.sights: dict[int, Sight] | None = None
         self.seen = 0
+        self.parted = 0
 
     def forget_sights(self, first: int) -> None:
         """A copy of block `first` or of one behind it came or went."""
