@@ -17,6 +17,7 @@ from services.router.api.formats import ModelFormats
 from services.router.calls import Call
 from services.router.core.admission import broker_failure
 from services.router.core.context import Context, KeyScheme
+from services.router.core.context_memo import ContextMemo
 from services.router.core.failure import NOT_FOUND, Failure, invalid, unavailable
 from services.router.core.identity import OWN, Identity, IdentityError, identify
 from services.router.core.identity_volatile import without_volatile
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 _ID_CHARACTERS = 80
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}\Z")
 _POLL_S = 0.05
+MEMO_BYTES = 256 << 20
+"""What contexts kept for the next request of their branch may take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,7 @@ class Intake:
         self.bus, self.subjects, self.directory = service.app.bus, service.subjects, service.dispatcher.directory
         self.patience = Patience(settings.keep_alive_s, settings.idle_client_s)
         self.timeout_s = settings.request_timeout_s
+        self._memo = ContextMemo(MEMO_BYTES)
         self.formats = ModelFormats(settings, service.parsers)
         self.default_max_tokens = settings.default_max_tokens
 
@@ -151,7 +155,8 @@ class Intake:
         if reference is None:
             raise ApiError(unavailable("no node is known yet", "no_node"))
         seed = namespace_seed(None, tenant_salt(asker.identity.tenant))
-        return Context.of(packed, KeyScheme(reference.block_size, reference.key_version, seed))
+        scheme, who = KeyScheme(reference.block_size, reference.key_version, seed), asker.identity
+        return self._memo.context(packed, scheme, who.branch, who.parent)
 
     def open(self, spec: Spec) -> Call:
         return self._service.dispatcher.open(spec)

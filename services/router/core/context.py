@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 
 from schemas.block_key import TOKEN_BYTES, block_digests, full_blocks, pack_keys, short_key, token_bytes
 
+_KEY_BYTES = 8
+
 
 @dataclass(frozen=True, slots=True)
 class KeyScheme:
@@ -17,15 +19,17 @@ class KeyScheme:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Tokens (u32 little-endian) and one digest per full block."""
+    """Tokens (u32 little-endian), one digest per full block, and the packed short keys of these."""
 
     scheme: KeyScheme
     packed: bytes
     digests: list[bytes] = field(repr=False)
+    packed_keys: bytes = field(repr=False)
 
     @classmethod
     def of(cls, packed: bytes, scheme: KeyScheme) -> "Context":
-        return cls(scheme, packed, block_digests(packed, scheme.block_size, scheme.seed, scheme.version))
+        digests = block_digests(packed, scheme.block_size, scheme.seed, scheme.version)
+        return cls(scheme, packed, digests, pack_keys(digests))
 
     @property
     def tokens(self) -> int:
@@ -33,20 +37,26 @@ class Context:
 
     def extended(self, tokens: Iterable[int]) -> "Context":
         """This context with more tokens; only the new blocks are hashed."""
-        packed = self.packed + token_bytes(tokens)
-        start = len(self.digests) * self.scheme.block_size * TOKEN_BYTES
-        parent = self.digests[-1] if self.digests else self.scheme.seed
-        more = block_digests(packed[start:], self.scheme.block_size, parent, self.scheme.version)
-        return Context(self.scheme, packed, self.digests + more)
+        return self.branched(self.packed + token_bytes(tokens), len(self.digests))
+
+    def branched(self, packed: bytes, blocks: int) -> "Context":
+        """The context of `packed`, of which the first `blocks` blocks are this one's; only the others are hashed."""
+        scheme, known = self.scheme, self.digests[:blocks]
+        parent = known[-1] if known else scheme.seed
+        rest = memoryview(packed)[blocks * scheme.block_size * TOKEN_BYTES :].tobytes()
+        more = block_digests(rest, scheme.block_size, parent, scheme.version)
+        keys = self.packed_keys[: blocks * _KEY_BYTES] + pack_keys(more)
+        return Context(scheme, packed, known + more, keys)
 
     def keys(self, first: int = 0, last: int | None = None) -> bytes:
         """Packed short keys of blocks [first, last)."""
-        return pack_keys(self.digests[first:last])
+        return self.packed_keys[first * _KEY_BYTES : None if last is None else last * _KEY_BYTES]
 
     def key(self, block: int) -> int:
         """Short key of one block."""
         return short_key(self.digests[block])
 
     def check(self) -> None:
-        """As many digests as full blocks."""
+        """As many digests and keys as full blocks."""
         assert len(self.digests) == full_blocks(self.tokens, self.scheme.block_size, self.scheme.version)
+        assert self.packed_keys == pack_keys(self.digests)

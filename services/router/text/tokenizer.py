@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from array import array
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -14,10 +13,13 @@ from tokenizers import Tokenizer as Library
 from services.router.text.byte_tokenizer import END, END_OF_TEXT, byte_tokenizer
 from services.router.text.chat_template import CHATML, ChatTemplate
 from services.router.text.gguf_tokenizer import gguf_folder
+from services.router.text.segments import Cuts, SegmentCache, encode_all
 
 BYTES = "byte"
-OFF_LOOP_CHARACTERS = 4096
+OFF_LOOP_CHARACTERS = 2000
 """Longer texts are encoded in a thread: the library lets go of the interpreter there."""
+CACHE_BYTES = 256 << 20
+"""What texts and tokens of segments may take."""
 
 
 class UnusableTokenizer(ValueError):
@@ -30,19 +32,34 @@ class NotText(ValueError):
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """Encode, render, decode. `stop_ids` end an answer; token ids of a prompt must be below `vocabulary`."""
+    """Encode, render, decode. `stop_ids` end an answer; token ids of a prompt must be below `vocabulary`.
+
+    `plain_special`: tokens are put around a plain prompt. Segments met before are not encoded again.
+    """
 
     library: Library
     template: ChatTemplate
     stop_ids: tuple[int, ...] = ()
     vocabulary: int = 1 << 32
+    cuts: Cuts = field(default_factory=lambda: Cuts([], []), repr=False)
+    plain_special: bool = False
+    cache: SegmentCache = field(default_factory=lambda: SegmentCache(CACHE_BYTES), repr=False)
     pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2, "encode"), repr=False)
 
     async def encode(self, text: str, *, special: bool) -> bytes:
         """Tokens of `text`, packed as u32 little-endian; `special` adds what the model puts around a plain prompt."""
-        if len(text) <= OFF_LOOP_CHARACTERS:
-            return self._encode(text, special=special)
-        return await asyncio.get_running_loop().run_in_executor(self.pool, lambda: self._encode(text, special=special))
+        if special and self.plain_special:
+            (whole,) = await self._encoded([text], special=True)
+            return whole
+        segments = list(self.cuts.between(text))
+        known = [self.cache.get(segment) for segment in segments]
+        missing = list({s: None for s, tokens in zip(segments, known, strict=True) if tokens is None})
+        if not missing:
+            return b"".join(tokens for tokens in known if tokens is not None)
+        new = dict(zip(missing, await self._encoded(missing), strict=True))
+        for segment, packed in new.items():
+            self.cache.put(segment, packed)
+        return b"".join(new[s] if tokens is None else tokens for s, tokens in zip(segments, known, strict=True))
 
     async def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], *, prompt: bool = True, begun: str = "", **more: Any
@@ -62,13 +79,13 @@ class Tokenizer:
         """Text of `tokens`, special tokens included."""
         return self.library.decode(list(tokens), skip_special_tokens=False)
 
-    def _encode(self, text: str, *, special: bool) -> bytes:
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise NotText(f"character {error.start} of the text is half of a surrogate pair") from error
-        (encoded,) = self.library.encode_batch_fast([text], add_special_tokens=special)
-        return array("I", encoded.ids).tobytes()
+    async def _encoded(self, texts: list[str], *, special: bool = False) -> list[bytes]:
+        for text in texts:
+            _check_text(text)
+        if sum(map(len, texts)) <= OFF_LOOP_CHARACTERS:
+            return encode_all(self.library, texts, special=special)
+        work = asyncio.get_running_loop().run_in_executor
+        return await work(self.pool, lambda: encode_all(self.library, texts, special=special))
 
 
 def load_tokenizer(source: str, cache: Path | None = None) -> Tokenizer:
@@ -79,7 +96,9 @@ def load_tokenizer(source: str, cache: Path | None = None) -> Tokenizer:
     if source == BYTES:
         library = byte_tokenizer()
         ids = (library.token_to_id(text) for text in (END, END_OF_TEXT))
-        return Tokenizer(library, ChatTemplate(CHATML), tuple(number for number in ids if number is not None))
+        stop_ids = tuple(number for number in ids if number is not None)
+        cuts = Cuts.of(library, json.loads(library.to_str()))
+        return Tokenizer(library, ChatTemplate(CHATML), stop_ids, cuts=cuts)
     path = Path(source)
     try:
         folder = gguf_folder(path, cache) if path.suffix == ".gguf" else path
@@ -92,7 +111,10 @@ def _from_folder(folder: Path) -> Tokenizer:
     file = folder / "tokenizer.json"
     if not file.exists():
         raise UnusableTokenizer(f"{file} does not exist; expected {BYTES!r}, a model folder or a .gguf file")
-    library = Library.from_str(file.read_text())
+    text = file.read_text()
+    library = Library.from_str(text)
+    library.no_truncation()
+    library.no_padding()
     config = _json(folder / "tokenizer_config.json")
     special = {key: _text(config[key]) for key in config if key.endswith("_token") and config[key]}
     source = _template(folder, config)
@@ -101,7 +123,16 @@ def _from_folder(folder: Path) -> Tokenizer:
         ChatTemplate(source, special),
         _stop_ids(library, folder, special),
         library.get_vocab_size(with_added_tokens=True),
+        cuts=Cuts.of(library, json.loads(text)),
+        plain_special=bool(library.encode("", add_special_tokens=True).ids),
     )
+
+
+def _check_text(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise NotText(f"character {error.start} of the text is half of a surrogate pair") from error
 
 
 def _template(folder: Path, config: Mapping[str, Any]) -> str:
