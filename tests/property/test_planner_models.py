@@ -12,7 +12,7 @@ from schemas.phase import Phase
 from schemas.telemetry import Iteration, IterationBatch
 from services.planner.core.iteration_model import LearnedModels
 from services.planner.core.options import ModelSettings
-from services.planner.core.regression import choose_terms, fit
+from services.planner.core.regression import Sample, choose_terms, fit
 
 TRUE = IterationModel(
     node="a", c0=0.1, c1=3e-5, c2=2e-10, c3=2e-7, d0=0.006, d1=0.013, d2=0.0004, experts_per_token=8, experts=256
@@ -70,11 +70,11 @@ def learned(true: IterationModel, seconds: int, noise: float = 0.0, nodes: tuple
 def test_the_coefficients_that_made_the_times_come_out() -> None:
     [found] = learned(TRUE, 60).models(["a"])
     for name in ("c0", "c1", "c2", "c3", "d0", "d1", "d2"):
-        assert getattr(found, name) == pytest.approx(getattr(TRUE, name), rel=1e-3), name
-    assert (found.c5, found.d3) == (0.0, pytest.approx(0.0, abs=1e-9))
+        assert getattr(found, name) == pytest.approx(getattr(TRUE, name), rel=0.02), name
+    assert (found.c5, found.d3) == (0.0, pytest.approx(0.0, abs=1e-5))
     assert found.fed_tokens == 4.0
     assert found.prefill_error is not None
-    assert found.prefill_error < 1e-6
+    assert found.prefill_error < 1e-3
 
 
 def test_terms_that_matter_are_kept() -> None:
@@ -157,7 +157,7 @@ def test_a_split_that_stays_teaches_each_node_its_own_phase() -> None:
     assert not models.warming_up
     on_p, on_d = models.models(["p", "d"])
     assert (on_p.borrowed, on_d.borrowed) == (["decode"], ["prefill"])
-    assert on_p.d1 == on_d.d1 == pytest.approx(TRUE.d1, rel=1e-3)
+    assert on_p.d1 == on_d.d1 == pytest.approx(TRUE.d1, rel=0.02)
 
 
 finite = st.floats(1e-6, 1e3)
@@ -170,7 +170,8 @@ def test_coefficients_are_never_negative_whatever_the_rows(
 ) -> None:
     features = np.array([[1.0, a, b, 0.0] for a, b, _ in rows])
     busy_s = np.array([seconds for *_, seconds in rows])
-    coefficients = fit(features, busy_s, (0, 1, 3))
+    sample = Sample(features, busy_s, np.ones(len(rows)), np.zeros(4))
+    coefficients = fit(sample, (0, 1, 3))
     assert (coefficients >= 0).all()
     assert coefficients[3] == 0.0
-    assert set(choose_terms(features, busy_s, (0, 1), (2, 3))) in ({0, 1}, {0, 1, 2})
+    assert set(choose_terms(sample, (0, 1), (2, 3))) in ({0, 1}, {0, 1, 2})

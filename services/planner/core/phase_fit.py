@@ -8,7 +8,7 @@ from schemas.phase import Phase
 from schemas.telemetry import Iteration
 from services.planner.core.model_rows import DECODE_TERMS, PREFILL_TERMS, Columns, Matrix, OpenRow, Rows
 from services.planner.core.options import ModelSettings
-from services.planner.core.regression import choose_terms, fit
+from services.planner.core.regression import Sample, choose_terms, fit
 
 _BASE = {Phase.PREFILL: range(len(PREFILL_TERMS)), Phase.DECODE: range(len(DECODE_TERMS) - 1)}
 _GROWTH = 1.25
@@ -28,7 +28,8 @@ class PhaseFit:
         self.frozen = False
         self.fitted_rows = 0
         self.fed_tokens = 1.0
-        self._open: OpenRow | None = None
+        self._open: dict[int, OpenRow] = {}
+        self._since = 0.0
         self._weighed_at = 0
 
     def add(self, iteration: Iteration, now: float) -> None:
@@ -36,35 +37,38 @@ class PhaseFit:
         features = self._columns.of(iteration)
         if features is None:
             return
-        if self._open is None:
-            self._open = OpenRow(np.zeros(self._columns.count(self.phase)), now)
-        self._open.add(features, iteration.duration_s)
+        if not self._open:
+            self._since = now
+        row = self._open.setdefault(self._columns.octave(iteration), OpenRow(np.zeros(len(features))))
+        row.add(features, iteration.duration_s)
         if iteration.fed_tokens:
             self.fed_tokens = iteration.fed_tokens / iteration.requests
 
     def advance(self, now: float) -> bool:
-        """Close the open row if its time is over; whether it did."""
-        row = self._open
-        if row is None or now - row.since < self._settings.row_s:
+        """Close the open rows if their time is over; whether it did."""
+        if not self._open or now - self._since < self._settings.row_s:
             return False
-        self._open = None
         if self.coefficients is not None:
-            predicted = float(row.features @ self.coefficients)
-            self.errors.append(abs(predicted / row.busy_s - 1.0))
+            features = np.sum([row.features for row in self._open.values()], axis=0)
+            busy_s = sum(row.busy_s for row in self._open.values())
+            self.errors.append(abs(float(features @ self.coefficients) / busy_s - 1.0))
         if not self.frozen:
-            self.rows.add(row.features, row.busy_s)
+            for octave, row in self._open.items():
+                self.rows.add(row.features, row.busy_s, octave)
+        self._open = {}
         return True
 
     def refit(self) -> None:
         """Fit all rows anew, and weigh optional terms where there are enough new rows; frozen fits stay."""
         if self.frozen or len(self.rows) < len(self.terms):
             return
-        features, busy_s = self.rows.features, self.rows.busy_s
+        rows = self.rows
+        sample = Sample(rows.features, rows.busy_s, rows.weights, self._columns.reach(self.phase))
         if self._settings.optional_terms and len(self.rows) >= max(12, _GROWTH * self._weighed_at):
             self._weighed_at = len(self.rows)
             base = _BASE[self.phase]
-            self.terms = choose_terms(features, busy_s, base, range(len(base), features.shape[1]))
-        self.coefficients = fit(features, busy_s, self.terms)
+            self.terms = choose_terms(sample, base, range(len(base), sample.features.shape[1]))
+        self.coefficients = fit(sample, self.terms)
         self.fitted_rows = len(self.rows)
 
     def adopt(self, coefficients: Matrix, terms: tuple[int, ...], rows: int) -> None:

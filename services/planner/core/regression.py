@@ -1,8 +1,10 @@
 """Non-negative least squares over relative errors, and terms that are kept only if they lower the held-out error."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 from scipy.optimize import nnls
 
 from services.planner.core.model_rows import Matrix
@@ -13,47 +15,69 @@ FOLD_ROWS = 3
 LOWERS_BY, LOWERS_AT_LEAST = 0.02, 1e-4
 """A further term must lower the held-out error by this share of it and by this much: less is what chance does."""
 
+PENALTY = 1e-4
+"""Weight, in rows of an octave, of the squared share that a term has in a large iteration. Warm-up at a low load tells
+terms apart badly: of fits that agree where it ran, the one that explodes least elsewhere is taken."""
 
-def fit(features: Matrix, busy_s: Matrix, columns: Sequence[int]) -> Matrix:
-    """Coefficients of `columns` (the others are 0) that minimise the squared relative error of the rows.
 
-    `features` is (rows, all columns). Equation: sum over columns of coefficient*feature = busy_s, all >= 0.
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Rows of a fit: features (rows, columns), busy seconds, weights of squared relative errors; `reach`: the features
+    of a large iteration (0 for a column that is not held back)."""
+
+    features: Matrix
+    busy_s: Matrix
+    weights: Matrix
+    reach: Matrix
+
+    def part(self, rows: npt.NDArray[np.bool_]) -> "Sample":
+        return Sample(self.features[rows], self.busy_s[rows], self.weights[rows], self.reach)
+
+
+def fit(sample: Sample, columns: Sequence[int]) -> Matrix:
+    """Coefficients of `columns` (the others are 0) that minimise the weighted squared relative error of the rows.
+
+    Equation of a row: sum over columns of coefficient*feature = busy_s, all coefficients >= 0.
     """
-    used = features[:, list(columns)] / busy_s[:, None]
-    scale = used.max(axis=0)
+    root, taken = np.sqrt(sample.weights), list(columns)
+    used = sample.features[:, taken] * (root / sample.busy_s)[:, None]
+    each_s = np.average(sample.busy_s / sample.features[:, 0], weights=sample.weights)
+    held = np.diag(np.sqrt(PENALTY) * sample.reach[taken] / each_s)
+    rows = np.concatenate([used, held])
+    scale = rows.max(axis=0)
     scale[scale == 0.0] = 1.0
-    solution, _ = nnls(used / scale, np.ones(len(busy_s)), maxiter=50 * len(columns))
-    coefficients = np.zeros(features.shape[1])
-    coefficients[list(columns)] = solution / scale
+    solution, _ = nnls(rows / scale, np.concatenate([root, np.zeros(len(taken))]), maxiter=50 * len(taken))
+    coefficients = np.zeros(sample.features.shape[1])
+    coefficients[taken] = solution / scale
     return coefficients
 
 
-def relative_errors(coefficients: Matrix, features: Matrix, busy_s: Matrix) -> Matrix:
+def relative_errors(coefficients: Matrix, sample: Sample) -> Matrix:
     """|predicted - busy| / busy of each row."""
-    return np.abs(features @ coefficients / busy_s - 1.0)
+    return np.abs(sample.features @ coefficients / sample.busy_s - 1.0)
 
 
-def held_out_error(features: Matrix, busy_s: Matrix, columns: Sequence[int]) -> float:
-    """Mean relative error of rows that were left out of the fit, over `FOLDS` folds; inf for too few rows."""
-    fold = np.arange(len(busy_s)) // FOLD_ROWS % FOLDS
-    errors: list[Matrix] = []
+def held_out_error(sample: Sample, columns: Sequence[int]) -> float:
+    """Weighted mean relative error of rows that were left out of the fit, over `FOLDS` folds; inf for too few rows."""
+    fold = np.arange(len(sample.busy_s)) // FOLD_ROWS % FOLDS
+    error = 0.0
     for out in range(FOLDS):
         inside = fold != out
         if inside.sum() < len(columns) or inside.all():
             return float("inf")
-        coefficients = fit(features[inside], busy_s[inside], columns)
-        errors.append(relative_errors(coefficients, features[~inside], busy_s[~inside]))
-    return float(np.mean(np.concatenate(errors)))
+        left_out = sample.part(~inside)
+        error += float(left_out.weights @ relative_errors(fit(sample.part(inside), columns), left_out))
+    return error / float(sample.weights.sum())
 
 
-def choose_terms(features: Matrix, busy_s: Matrix, base: Sequence[int], optional: Sequence[int]) -> tuple[int, ...]:
+def choose_terms(sample: Sample, base: Sequence[int], optional: Sequence[int]) -> tuple[int, ...]:
     """`base`, and the one optional column that lowers the held-out error most, if any does."""
-    best, lowest = tuple(base), held_out_error(features, busy_s, base)
+    best, lowest = tuple(base), held_out_error(sample, base)
     bound = lowest * (1.0 - LOWERS_BY) - LOWERS_AT_LEAST
     for column in optional:
-        if not features[:, column].any():
+        if not sample.features[:, column].any():
             continue
-        error = held_out_error(features, busy_s, (*base, column))
+        error = held_out_error(sample, (*base, column))
         if error < bound and error < lowest:
             best, lowest = (*base, column), error
     return best
