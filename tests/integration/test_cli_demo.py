@@ -8,10 +8,13 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from aiohttp import ClientSession, web
+from aiohttp.test_utils import TestServer
 
 from services.cli.demo.act import Played
 from services.cli.demo.compare import compare, first_difference
 from services.cli.demo.reference import TimedRule, timed_answer
+from services.cli.demo.talk import Talk
 from services.engine.timed.settings import TimedSettings
 from tests.cluster import EI, free_port, leftovers
 
@@ -65,6 +68,28 @@ async def test_a_wrong_token_is_found_where_it_stands() -> None:
         ("bad", 7, right[7] + 1, right[7])
     ]
     assert asked == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("events", "error"),
+    [
+        ([b'{"error": {"message": "node-0 was lost", "type": "server_error"}}'], "node-0 was lost"),
+        ([b'{"choices": []}', b"[DONE]"], "the stream ended without a token"),
+    ],
+)
+async def test_an_answer_that_breaks_off_is_told(events: list[bytes], error: str) -> None:
+    async def tokenize(request: web.Request) -> web.Response:
+        return web.json_response({"tokens": [1, 2]})
+
+    async def complete(request: web.Request) -> web.Response:
+        body = b"".join(b"data: " + event + b"\n\n" for event in events)
+        return web.Response(body=body, content_type="text/event-stream")
+
+    app = web.Application()
+    app.add_routes([web.post("/tokenize", tokenize), web.post("/v1/chat/completions", complete)])
+    async with TestServer(app) as server, ClientSession() as session:
+        turn = await Talk(session, str(server.make_url("")).rstrip("/"), "m", "b").ask("who?", last=True)
+    assert turn.error == error
 
 
 def test_an_answer_that_ends_early_differs_there() -> None:

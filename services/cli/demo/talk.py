@@ -51,9 +51,14 @@ class _Usage(msgspec.Struct):
     prompt_tokens_details: _Details | None = None
 
 
+class _Error(msgspec.Struct):
+    message: str = ""
+
+
 class _Chunk(msgspec.Struct):
     choices: list[_Choice] = []
     usage: _Usage | None = None
+    error: _Error | None = None
 
 
 class _Tokenized(msgspec.Struct):
@@ -112,8 +117,12 @@ class Talk:
                     continue
                 self._take(turn, _CHUNK.decode(data), begun)
         turn.took_s = time.monotonic() - begun
+        if not turn.answer and not turn.error:
+            turn.error = "the stream ended without a token"
 
     def _take(self, turn: Turn, chunk: _Chunk, begun: float) -> None:
+        if chunk.error is not None:
+            turn.error = chunk.error.message
         if chunk.usage is not None and chunk.usage.prompt_tokens_details is not None:
             turn.cached_tokens = chunk.usage.prompt_tokens_details.cached_tokens
         for choice in chunk.choices:
