@@ -1,0 +1,125 @@
+"""All nodes as arrays, one row each, so that a placement looks at 64 of them at once.
+
+A row is written anew when something about its node changes; liveness alone follows from the time. Rows are in order of
+name.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from schemas.phase import Phase
+from services.router.core.nodes import Node
+from services.router.core.timing import Coefficients
+
+Floats = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(slots=True)
+class PrefillRows:
+    """Coefficients of the prefill model and use of the host pool, each of shape (nodes); nu is nan where unknown."""
+
+    c0: Floats
+    c1: Floats
+    c2: Floats
+    c3: Floats
+    c5: Floats
+    u0: Floats
+    nu: Floats
+    total: Floats
+    used: Floats
+    referenced: Floats
+
+    @classmethod
+    def empty(cls, count: int) -> "PrefillRows":
+        return cls(*(np.zeros(count) for _ in range(10)))
+
+
+@dataclass(slots=True)
+class DecodeRows:
+    """Coefficients of the decode model and what a node holds, each of shape (nodes); limits of 0 are unknown."""
+
+    d0: Floats
+    d1: Floats
+    d2: Floats
+    d3: Floats
+    share: Floats
+    fed: Floats
+    capacity: Floats
+    limit: Floats
+
+    @classmethod
+    def empty(cls, count: int) -> "DecodeRows":
+        return cls(*(np.zeros(count) for _ in range(8)))
+
+
+class Roster:
+    """`names` by row and `index` of each. `serves` says who takes legs of a phase, `accepted` whose KV may be used;
+    both leave liveness aside."""
+
+    def __init__(self) -> None:
+        self.names: tuple[str, ...] = ()
+        self.index: dict[str, int] = {}
+        self._nodes: dict[str, tuple[Node, Coefficients]] = {}
+        self._resize()
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def put(self, node: Node, model: Coefficients) -> None:
+        """A node that is new, or about which something changed."""
+        new = node.name not in self._nodes
+        self._nodes[node.name] = (node, model)
+        if new:
+            self._resize()
+        else:
+            self._write(self.index[node.name])
+
+    def alive(self, now: float, timeout_s: float, grace_from: float, *, suspended: bool) -> Mask:
+        """Who was heard within the timeout (all that ever were, while the bus is gone)."""
+        if suspended:
+            return self.known.copy()
+        heard = np.maximum(self.heard, grace_from)
+        alive: Mask = self.known & (now - heard <= timeout_s)
+        return alive
+
+    def _resize(self) -> None:
+        self.names = tuple(sorted(self._nodes))
+        self.index = {name: row for row, name in enumerate(self.names)}
+        count = len(self.names)
+        self.prefill, self.decode = PrefillRows.empty(count), DecodeRows.empty(count)
+        self.heard = np.full(count, float("-inf"))
+        self.known, self.accepted = np.zeros(count, bool), np.zeros(count, bool)
+        self.serves = {phase: np.zeros(count, bool) for phase in (Phase.PREFILL, Phase.DECODE)}
+        for row in range(count):
+            self._write(row)
+
+    def _write(self, row: int) -> None:
+        node, model = self._nodes[self.names[row]]
+        self.heard[row] = node.heard
+        self.known[row] = node.telemetry is not None
+        self.accepted[row] = not node.refusal
+        for phase, mask in self.serves.items():
+            mask[row] = node.serves(phase)
+        p, d = self.prefill, self.decode
+        p.c0[row], p.c1[row], p.c2[row], p.c3[row], p.c5[row] = model.c0, model.c1, model.c2, model.c3, model.c5
+        p.u0[row], p.nu[row] = model.u0, model.uncached_per_iteration or np.nan
+        if node.telemetry is not None:
+            pool = node.telemetry.kv.l2
+            p.total[row], p.used[row], p.referenced[row] = pool.total, pool.used, pool.referenced
+        d.d0[row], d.d1[row], d.d2[row], d.d3[row] = model.d0, model.d1, model.d2, model.d3
+        d.share[row], d.fed[row] = model.expert_share, model.fed_tokens
+        if node.hello is not None:
+            d.capacity[row], d.limit[row] = node.hello.capacities.l1_tokens, node.hello.capacities.running
+
+    def check(self) -> None:
+        """Rows say what their nodes say."""
+        assert list(self.names) == sorted(self._nodes)
+        for name, row in self.index.items():
+            node, model = self._nodes[name]
+            assert self.heard[row] == node.heard, f"{name}: heard"
+            assert self.accepted[row] == (not node.refusal), f"{name}: refusal"
+            assert all(self.serves[phase][row] == node.serves(phase) for phase in self.serves), f"{name}: phase"
+            assert self.prefill.c1[row] == model.c1, f"{name}: model"
