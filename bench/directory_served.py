@@ -81,19 +81,23 @@ async def ask(url: str, seconds: float) -> dict[str, Any]:
     load = contexts(BLOCKS, NODES)
     await until_answered(bus)
     await fill(bus, load)
-    rng, took, missing = random.Random(5), list[float](), 0
+    rng, took, incomplete, unanswered = random.Random(5), list[float](), 0, 0
     tail = np.random.default_rng(6).integers(0, 1 << 64, HASHES, np.uint64)
     prompts = [np.concatenate([keys, tail])[:HASHES].tobytes() for keys in load.contexts]
     loop, subject = asyncio.get_running_loop(), SUBJECTS.query_directory("match")
 
     async def one(number: int) -> None:
-        nonlocal missing
-        request = f"r{number}"
-        data = encode(MatchQuery(request=request, branch=f"b{number}", hashes=prompts[number % len(prompts)]))
+        nonlocal incomplete, unanswered
+        agent = number % len(prompts)
+        data = encode(MatchQuery(request=f"r{agent}", branch=f"b{agent}", hashes=prompts[agent]))
         began = time.perf_counter()
-        answer = await bus.request(subject, data, 5.0)
+        try:
+            answer = await bus.request(subject, data, 5.0)
+        except BusError:
+            unanswered += 1
+            return
         took.append(time.perf_counter() - began)
-        missing += MATCH_REPLY.decode(answer).blocks < len(load.contexts[0])
+        incomplete += MATCH_REPLY.decode(answer).blocks < len(load.contexts[0])
 
     at, end, number = loop.time(), loop.time() + seconds, 0
     tasks = set[asyncio.Task[None]]()
@@ -108,12 +112,15 @@ async def ask(url: str, seconds: float) -> dict[str, Any]:
     await asyncio.gather(*tasks)
     spent = loop.time() - (end - seconds)
     await bus.close()
+    if not took:
+        raise SystemExit("bench.directory: no match was answered within 5 s")
     took.sort()
     return {
         "requests": len(took),
+        "unanswered": unanswered,
         "requests_per_s": len(took) / spent,
         "hashes": HASHES,
-        "incomplete": missing,
+        "incomplete": incomplete,
         "served_ms_p50": took[len(took) // 2] * 1e3,
         "served_ms_p99": took[len(took) * 99 // 100] * 1e3,
     }

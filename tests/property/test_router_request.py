@@ -186,7 +186,11 @@ class RouterAndEngines(RuleBasedStateMachine):
     def perform(self, effect: Effect, *, lost: bool) -> None:
         """One message reaches its receiver, and its answer comes back; `lost`: it does not."""
         if isinstance(effect, AskDirectory):
-            match = None if lost else MatchReply(blocks=0, branch=effect.request, version=1)
+            names = [None, None, *self.prompts, "another router's"]
+            ahead = names[(len(self.effects) + 3 * len(self.updates)) % len(names)]
+            blocks = 0 if ahead is None else 200
+            found = MatchReply(blocks=0, branch=effect.request, version=1, pending_blocks=blocks, pending_request=ahead)
+            match = None if lost else found
             self.do(self.core.on_match(effect.request, effect.attempt, match, self.now))
             return
         assert isinstance(effect, SendLeg | CancelLeg | AskAgain)

@@ -12,23 +12,30 @@ prompts that part within a stride may not be seen to have those blocks in common
 
 
 class Pending:
-    """One request between its match and its end. `keys` are those of its prompt, unknown from number `start` on.
+    """One request between its match and its end. `keys` are those of its prompt from number `start` on, which lie
+    nowhere yet.
 
-    `followers`: later requests with some of the same keys.
+    `followers`: later requests with some of the same keys. `rank`: how many came before it.
     """
 
-    __slots__ = ("expires", "followers", "keys", "marks", "node", "request", "start")
+    __slots__ = ("expires", "followers", "keys", "marks", "node", "rank", "request", "start")
 
-    def __init__(self, request: str, start: int, keys: Keys, expires: float) -> None:
+    def __init__(self, request: str, start: int, keys: Keys, expires: float, rank: int) -> None:
         self.request = request
+        self.rank = rank
         self.start = start
-        self.keys = keys
+        self.keys = memoryview(keys[start:].tobytes()).cast("Q")
         self.expires = expires
         self.marks: list[int] = []
         if start < len(keys):
             self.marks = keys[start : start + 1].tolist() + keys[start + STRIDE - start % STRIDE :: STRIDE].tolist()
         self.node: str | None = None
         self.followers: list[Pending] = []
+
+    def goes_with(self, start: int, keys: Keys) -> bool:
+        """Whether a prompt whose blocks from `start` on lie nowhere is this one."""
+        first, last = self.start, self.start + len(self.keys)
+        return first <= start and last == len(keys) and (first == last or self.keys[-1] == keys[-1])
 
 
 class PendingPrefixes:
@@ -41,6 +48,7 @@ class PendingPrefixes:
         self._lease_s = lease_s
         self._requests: OrderedDict[str, Pending] = OrderedDict()
         self._first: dict[int, Pending] = {}
+        self._ranks = 0
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -49,9 +57,15 @@ class PendingPrefixes:
         return self._requests.get(request)
 
     def add(self, request: str, start: int, keys: Keys, now: float) -> None:
-        """Register a prompt whose blocks from `start` on are unknown; asked again, it keeps its node."""
-        former = self.release(request)
-        pending = Pending(request, start, keys, now + self._lease_s)
+        """Register a prompt whose blocks from `start` on lie nowhere; asked again, it keeps its rank and its node."""
+        former = self._requests.get(request)
+        if former is not None and former.goes_with(start, keys):
+            former.expires = now + self._lease_s
+            self._requests.move_to_end(request)
+            return
+        self.release(request)
+        self._ranks += 1
+        pending = Pending(request, start, keys, now + self._lease_s, self._ranks)
         pending.node = former.node if former is not None else None
         self._requests[request] = pending
         if pending.marks:
@@ -61,12 +75,13 @@ class PendingPrefixes:
         """The first other request that computes block number `known` of `keys`, and how many leading blocks of `keys`
         will be there when it has; None if there is none."""
         first: tuple[int, Pending] | None = None
+        own = self._requests.get(request)
+        rank = own.rank if own is not None else self._ranks + 1
         for number in (known, known + STRIDE - known % STRIDE):
             pending = self._first.get(keys[number]) if number < len(keys) else None
-            earlier = pending is not None and (first is None or pending.expires < first[1].expires)
-            if pending is not None and earlier and pending.request != request:
-                first = number, pending
-        return None if first is None else (_common(first[1].keys, keys, first[0] + 1), first[1])
+            if pending is not None and pending.rank < rank:
+                first, rank = (number, pending), pending.rank
+        return None if first is None else (_common(first[1], keys, first[0] + 1), first[1])
 
     def release(self, request: str) -> Pending | None:
         """The request was answered, failed or was cancelled."""
@@ -99,12 +114,13 @@ class PendingPrefixes:
         assert all(self._requests[pending.request] is pending for pending in self._first.values())
 
 
-def _common(mine: Keys, keys: Keys, low: int) -> int:
-    """How many leading keys agree; at least `low` do, and keys are chained."""
-    high = min(len(mine), len(keys))
+def _common(pending: Pending, keys: Keys, low: int) -> int:
+    """How many leading keys agree; at least `low` do, more than are known before `pending`, and keys are chained."""
+    mine, start = pending.keys, pending.start
+    high = min(start + len(mine), len(keys))
     while low < high:
         middle = (low + high + 1) // 2
-        if mine[middle - 1] == keys[middle - 1]:
+        if mine[middle - 1 - start] == keys[middle - 1]:
             low = middle
         else:
             high = middle - 1

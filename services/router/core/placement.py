@@ -9,6 +9,8 @@ it may be later by `RECOMPUTE_GAIN_S`. Equal nodes take turns.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from schemas.directory import MatchReply
 from schemas.serve import FetchSource
 from services.router.core.prefix import Prefix, local_prefix, reusable_blocks, shared_prefix
@@ -108,6 +110,13 @@ def predict(prompt: Prompt, view: PrefillView, usable: Callable[[str], bool], co
         return plan
     alone = _candidate(prompt, view, local_prefix(view.node, prompt.match, prompt.limit), costs)
     return alone if alone.ttft_s + RECOMPUTE_GAIN_S < plan.ttft_s else plan
+
+
+def alone_s(prompt: Prompt, view: PrefillView) -> float:
+    """How long the node would compute with what lies in the cluster now, nobody else's unfinished work counted."""
+    match = msgspec.structs.replace(prompt.match, pending_blocks=0, pending_node=None)
+    cached = shared_prefix(view.node, match, prompt.limit, lambda _: True).blocks * prompt.block_size
+    return prefill_s(view.model, Work(prompt.tokens - cached, cached))
 
 
 def _candidate(prompt: Prompt, view: PrefillView, prefix: Prefix, costs: FetchCosts) -> Candidate:

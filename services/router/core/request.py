@@ -97,6 +97,10 @@ class Request:
             self.known_tokens = min(self.match.known_blocks, reusable_blocks(self.context.tokens, size)) * size
         return [Place(self.id)]
 
+    def held(self) -> None:
+        """It waits for what another request computes; the directory's next answer places it."""
+        self.state = RequestState.RECEIVED
+
     def placed(self, places: Places, now: float) -> list[Effect]:
         """Nodes were chosen: both legs go out, the decode leg first, so that the other finds it there."""
         prefill, decode = places.prefill.node, places.decode_node

@@ -14,7 +14,7 @@ from schemas.phase import Phase, PhaseCommand
 from schemas.serve import ReplyBatch, ServeReply
 from schemas.telemetry import NodeTelemetry
 from services.router.core.admission import Limits, context_failure, no_node_failure, open_failure, ttft_failure
-from services.router.core.effects import Effect, End, Place, PlaceDecode, StoreContext
+from services.router.core.effects import AskDirectory, Effect, EmitTokens, End, Place, PlaceDecode, StoreContext
 from services.router.core.failure import Failure
 from services.router.core.load import Ledger
 from services.router.core.memory import BranchMemory
@@ -24,11 +24,13 @@ from services.router.core.placement import (
     FetchCost,
     PrefillView,
     Prompt,
+    alone_s,
     choose_decode,
     choose_prefill,
     predict,
 )
 from services.router.core.request import Request
+from services.router.core.siblings import Siblings
 from services.router.core.spec import Places, Spec
 from services.router.core.timing import DEFAULT, Coefficients, coefficients_of
 
@@ -56,6 +58,7 @@ class RouterCore:
         self.nodes = Nodes(node_timeout_s)
         self.ledger = Ledger()
         self.memory = BranchMemory()
+        self.siblings = Siblings()
         self.requests: dict[str, Request] = {}
         self.models: dict[str, Coefficients] = {}
         self.other_routers = 0
@@ -168,13 +171,14 @@ class RouterCore:
         effects = self._lost(self.nodes.newly_lost(now), now)
         for request in list(self.requests.values()):
             effects += self._run(request, request.tick(now), now)
-        return effects
+        return effects + self._ask_again(self.siblings.due(now))
 
     def check(self) -> None:
         """The ledger holds the open legs of open requests and nothing else."""
         self.nodes.check()
         self.ledger.check()
         self.memory.check()
+        self.siblings.check(set(self.requests))
         booked = {id_: request.bookings() for id_, request in self.requests.items()}
         assert self.ledger.booked() == {id_: tuple(found) for id_, found in booked.items() if found}
         for request in self.requests.values():
@@ -210,16 +214,24 @@ class RouterCore:
             else:
                 out.append(effect)
                 self._learn(request, effect)
+                if isinstance(effect, EmitTokens | End):
+                    out += self._ask_again(self.siblings.there(request.id))
         if request.changed:
             request.changed = False
             self.ledger.set(request.id, request.bookings())
         return out
+
+    def _ask_again(self, held: Iterable[str]) -> list[Effect]:
+        """These requests waited for another's prefix: where does theirs lie now?"""
+        found = (self.requests.get(id_) for id_ in held)
+        return [AskDirectory(request.id, request.attempt, request.context) for request in found if request is not None]
 
     def _learn(self, request: Request, effect: Effect) -> None:
         if isinstance(effect, StoreContext):
             self.memory.store(effect)
         elif isinstance(effect, End):
             del self.requests[request.id]
+            self.siblings.forget(request.id)
             if request.places is not None and effect.record.outcome.answered:
                 self.ledger.served(request.places.prefill.service_s, effect.record.output_tokens)
 
@@ -235,6 +247,9 @@ class RouterCore:
             predict(prompt, self._prefill_view(node, now), usable.__contains__, lambda *_: self._fetch)
             for node in prefill
         )
+        if request.attempt == 1 and self._waits(request, prompt, prefill, now):
+            request.held()
+            return []
         best = choose_prefill(candidates, self._turn)
         refused = ttft_failure(best.ttft_s, self.limits) if request.attempt == 1 else None
         if refused is not None:
@@ -242,6 +257,16 @@ class RouterCore:
         tokens = self._decode_tokens(request)
         chosen = choose_decode([self._decode_view(node) for node in decode], tokens, best.node, self._turn)
         return request.placed(Places(best, chosen.node, self._next_room(), tokens, candidates), now)
+
+    def _waits(self, request: Request, prompt: Prompt, nodes: list[Node], now: float) -> bool:
+        """Whether what another request computes is waited for rather than computed here as well."""
+        pending = request.match.pending_request
+        if pending is None:
+            self.siblings.forget(request.id)
+            return False
+        ahead = self.requests.get(pending)
+        alone = min(alone_s(prompt, self._prefill_view(node, now)) for node in nodes)
+        return self.siblings.wait(request, ahead, alone, now)
 
     def _place_decode(self, request: Request, now: float) -> list[Effect]:
         nodes = [node for node in self._nodes(Phase.DECODE, request, now) if node.name not in request.tried_decode]
