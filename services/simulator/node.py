@@ -427,11 +427,12 @@ class Node:
         self._left(call, Phase.PREFILL, Finish.HANDED_OFF, now)
 
     def decode_done(self, call: Call, now: float) -> None:
-        self.memory.promised -= self._decode_blocks.pop(call.id)
+        self.memory.promised -= self._decode_blocks[call.id]
         self.decode_kv -= call.prompt_tokens
         if self.traits.writes_output:
             self.memory.write_host(prompt_and_answer(call), len(call.keys), len(call.keys) + len(call.output_keys), now)
         self._left(call, Phase.DECODE, Finish.LENGTH, now)
+        del self._decode_blocks[call.id]
         self.world.answered(call, now)
 
     def prefill_iterated(self, terms: PrefillTerms, cached_tokens: int, duration_s: float, now: float) -> None:
@@ -521,9 +522,10 @@ class Node:
 
     def let_go(self, call: Call, now: float) -> None:
         """A running decode goes on elsewhere."""
-        self.memory.promised -= self._decode_blocks.pop(call.id)
+        self.memory.promised -= self._decode_blocks[call.id]
         self.decode_kv -= call.prompt_tokens
         self._left(call, Phase.DECODE, Finish.HANDED_OFF, now)
+        del self._decode_blocks[call.id]
 
     def _key(self, call: Call, phase: Phase) -> LegKey:
         return LegKey(call.id, call.attempt, phase)
