@@ -19,15 +19,18 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(slots=True)
 class PrefillRows:
-    """Coefficients of the prefill model and use of the host pool, each of shape (nodes); nu is nan where unknown."""
+    """Coefficients of the prefill model and use of the host pool, each of shape (nodes).
 
-    c0: Floats
+    c0 is spread over the tokens of an iteration (`c0_share`, c0/nu) or, where nu is unknown, charged per request.
+    """
+
+    c0_share: Floats
+    c0_each: Floats
     c1: Floats
     c2: Floats
     c3: Floats
     c5: Floats
     u0: Floats
-    nu: Floats
     total: Floats
     used: Floats
     referenced: Floats
@@ -90,6 +93,7 @@ class Roster:
         self.index = {name: row for row, name in enumerate(self.names)}
         count = len(self.names)
         self.prefill, self.decode = PrefillRows.empty(count), DecodeRows.empty(count)
+        self.knees = False
         self.heard = np.full(count, float("-inf"))
         self.known, self.accepted = np.zeros(count, bool), np.zeros(count, bool)
         self.serves = {phase: np.zeros(count, bool) for phase in (Phase.PREFILL, Phase.DECODE)}
@@ -104,8 +108,10 @@ class Roster:
         for phase, mask in self.serves.items():
             mask[row] = node.serves(phase)
         p, d = self.prefill, self.decode
-        p.c0[row], p.c1[row], p.c2[row], p.c3[row], p.c5[row] = model.c0, model.c1, model.c2, model.c3, model.c5
-        p.u0[row], p.nu[row] = model.u0, model.uncached_per_iteration or np.nan
+        nu = model.uncached_per_iteration
+        p.c0_share[row], p.c0_each[row] = (0.0, model.c0) if nu is None else (model.c0 / nu, 0.0)
+        p.c1[row], p.c2[row], p.c3[row], p.c5[row], p.u0[row] = model.c1, model.c2, model.c3, model.c5, model.u0
+        self.knees = bool(p.c5.any())
         if node.telemetry is not None:
             pool = node.telemetry.kv.l2
             p.total[row], p.used[row], p.referenced[row] = pool.total, pool.used, pool.referenced

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from schemas.directory import Piece
 from services.router.core.placement import (
     RECOMPUTE_GAIN_S,
     TIE_S,
@@ -15,7 +16,7 @@ from services.router.core.placement import (
     FetchCost,
     Prompt,
 )
-from services.router.core.prefix import NOTHING, local_prefix, shared_prefix
+from services.router.core.prefix import local_prefix, shared_prefix
 from services.router.core.roster import Floats, Mask, Roster
 from services.router.core.timing import Work
 
@@ -25,12 +26,14 @@ FetchRow = Callable[[str], tuple[Floats | float, Floats | float]]
 
 @dataclass(frozen=True, slots=True)
 class _Prefixes:
-    """Leading blocks each plan reuses, those on the device, tokens it fetches and how long that takes."""
+    """Leading blocks each plan reuses (2, nodes), those on the device, tokens fetched and how long it takes; `fetches`:
+    whether any node would."""
 
     blocks: Floats
     device: Floats
     fetched: Floats
     fetch_s: Floats
+    fetches: bool
 
 
 class Sweep(Sequence[Candidate]):
@@ -48,21 +51,22 @@ class Sweep(Sequence[Candidate]):
         """`rows`: nodes to predict for. `usable`: nodes whose host memory may be read. `waits`: service seconds of the
         request on every node -> (rest of the running batch, queue before it)."""
         self._prompt, self._names = prompt, roster.names
-        self._usable = frozenset(name for name, use in zip(roster.names, usable.tolist(), strict=True) if use)
+        self._index, self._usable = roster.index, usable
         self._rows = np.flatnonzero(rows)
         plans = _prefixes(prompt, roster, usable, fetch)
         service = _service(prompt, roster, plans)
-        duplicate = _duplicate(prompt, roster, plans.fetched[0])
-        own = service[1] if not plans.fetched[0].any() else np.minimum(service[0], service[1])
-        self.remaining_s, self.queue_s = waits(own)
+        duplicate = _duplicate(prompt, roster, plans)
+        self.remaining_s, self.queue_s = waits(np.minimum(service[0], service[1]))
         wait = self.remaining_s + self.queue_s
-        whole = wait + service[0] + np.maximum(0.0, plans.fetch_s[0] - wait) + duplicate
-        alone = wait + service[1]
-        self._alone = (plans.fetched[0] > 0) & (alone + RECOMPUTE_GAIN_S < whole)
-        self.ttft_s = np.where(self._alone, alone, whole)
-        self.service_s = np.where(self._alone, service[1], service[0])
-        self._fetch_s = np.where(self._alone, 0.0, plans.fetch_s[0])
-        self._duplicate_s = np.where(self._alone, 0.0, duplicate)
+        self.service_s, self._service_alone = service[0], service[1]
+        self._fetch_s, self._duplicate_s = plans.fetch_s, duplicate
+        self.ttft_s = wait + service[0]
+        self._alone = None
+        if plans.fetches:
+            whole = self.ttft_s + np.maximum(0.0, plans.fetch_s - wait) + duplicate
+            alone = wait + service[1]
+            self._alone = (plans.fetched > 0) & (alone + RECOMPUTE_GAIN_S < whole)
+            self.ttft_s = np.where(self._alone, alone, whole)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -88,25 +92,27 @@ class Sweep(Sequence[Candidate]):
 
     def _candidate(self, row: int) -> Candidate:
         prompt, name = self._prompt, self._names[row]
-        if prompt.match.blocks or prompt.match.nodes or prompt.match.pending_node:
-            prefix = (
-                local_prefix(name, prompt.match, prompt.limit)
-                if self._alone[row]
-                else shared_prefix(name, prompt.match, prompt.limit, self._usable.__contains__)
-            )
+        alone = self._alone is not None and bool(self._alone[row])
+        if alone:
+            prefix = local_prefix(name, prompt.match, prompt.limit)
         else:
-            prefix = NOTHING
+            prefix = shared_prefix(name, prompt.match, prompt.limit, self._readable)
         cached = prefix.blocks * prompt.block_size
+        work = Work(prompt.tokens - cached, cached, (prefix.blocks - prefix.device) * prompt.block_size)
         return Candidate(
             name,
             float(self.remaining_s[row]),
             float(self.queue_s[row]),
-            float(self.service_s[row]),
-            float(self._fetch_s[row]),
-            float(self._duplicate_s[row]),
-            Work(prompt.tokens - cached, cached, (prefix.blocks - prefix.device) * prompt.block_size),
+            float((self._service_alone if alone else self.service_s)[row]),
+            0.0 if alone else float(self._fetch_s[row]),
+            0.0 if alone else float(self._duplicate_s[row]),
+            work,
             prefix.fetch,
         )
+
+    def _readable(self, name: str) -> bool:
+        row = self._index.get(name)
+        return row is not None and bool(self._usable[row])
 
 
 def _prefixes(prompt: Prompt, roster: Roster, usable: Mask, fetch: FetchRow) -> _Prefixes:
@@ -119,64 +125,66 @@ def _prefixes(prompt: Prompt, roster: Roster, usable: Mask, fetch: FetchRow) -> 
             device[row], host[row] = node.l1_blocks, node.l2_blocks
     if match.pending_node is not None and (row := roster.index.get(match.pending_node)) is not None:
         device[row] = max(device[row], match.pending_blocks)
-    device = np.minimum(device, limit)
+    np.minimum(device, limit, out=device)
     own = np.maximum(device, np.minimum(host, limit))
-    end, going = np.stack([own, own]), np.ones((2, count), bool)
-    fetched, fetch_s, source = np.zeros((2, count)), np.zeros(count), np.full(count, -1)
-    for piece in sorted(match.pieces, key=lambda piece: piece.first):
-        last = min(piece.last, limit)
+    end, alone = own.copy(), own.copy()
+    going, going_alone = np.ones(count, bool), np.ones(count, bool)
+    fetched, fetch_s, source, fetches = np.zeros(count), np.zeros(count), np.full(count, -1), False
+    for piece in sorted(match.pieces, key=_first):
+        first, last = piece.first, min(piece.last, limit)
         here = np.zeros(count, bool)
         rows = [row for row in map(roster.index.get, piece.nodes) if row is not None]
         here[rows] = True
         peer = next((row for row in rows if usable[row]), None)
-        active = going & (last > end)
-        stuck = active & (piece.first > end)
-        stuck[1] |= active[1] & ~here
-        if peer is None:
-            stuck[0] |= active[0] & ~here
-        going &= ~stuck
-        active &= ~stuck
-        moved = active[0] & ~here
-        if peer is not None and moved.any():
-            tokens = np.where(moved, last - end[0], 0.0) * prompt.block_size
+        going_alone &= (alone >= last) | (here & (first <= alone))
+        alone = np.where(going_alone & (last > alone), last, alone)
+        behind = last > end
+        going &= ~behind | ((first <= end) if peer is not None else here & (first <= end))
+        moved = going & behind & ~here
+        if peer is not None and np.count_nonzero(moved):
+            fetches = True
+            tokens = np.where(moved, (last - end) * float(prompt.block_size), 0.0)
             rate, latency = fetch(roster.names[peer])
-            fetched[0] += tokens
+            fetched += tokens
             fetch_s += np.where(moved, tokens / rate + np.where(source == peer, 0.0, latency), 0.0)
-            source = np.where(moved, peer, source)
-        source = np.where(active[0] & here, -1, source)
-        end = np.where(active, last, end)
-    return _Prefixes(end, device, fetched, fetch_s[None])
+            source[going & behind & here] = -1
+            source[moved] = peer
+        else:
+            source[going & behind & here] = -1
+        end = np.where(going & behind, last, end)
+    return _Prefixes(np.stack([end, alone]), device, fetched, fetch_s, fetches)
+
+
+def _first(piece: Piece) -> int:
+    return piece.first
 
 
 def _service(prompt: Prompt, roster: Roster, plans: _Prefixes) -> Floats:
-    """T_req of both plans on every node."""
+    """T_req of both plans on every node, (2, nodes)."""
     rows, size = roster.prefill, prompt.block_size
     cached = plans.blocks * size
     uncached = prompt.tokens - cached
-    iterations = np.where(np.isnan(rows.nu), 1.0, uncached / rows.nu)
-    pairs = uncached * cached + uncached * (uncached + 1) / 2
-    restored = (plans.blocks - plans.device) * size
-    seconds: Floats = rows.c0 * iterations + rows.c1 * uncached + rows.c2 * pairs + rows.c3 * restored
-    if rows.c5.any():
+    seconds: Floats = (rows.c1 + rows.c2 * (cached + (uncached + 1) / 2) + rows.c0_share) * uncached
+    seconds += rows.c0_each
+    seconds += rows.c3 * (cached - plans.device * size)
+    if roster.knees:
         seconds += rows.c5 * np.maximum(0.0, uncached - rows.u0)
     return seconds
 
 
-def _duplicate(prompt: Prompt, roster: Roster, fetched: Floats) -> Floats:
+def _duplicate(prompt: Prompt, roster: Roster, plans: _Prefixes) -> Floats:
     """C_dup of the fetch on every node (`placement.duplicate_s` for one)."""
-    rows = roster.prefill
-    if not fetched.any():
-        return fetched
-    used = np.maximum(rows.used, 1.0)
-    share = np.minimum(1.0, rows.referenced / used)
+    rows, fetched = roster.prefill, plans.fetched
+    if not plans.fetches or not np.count_nonzero(fetched > rows.total - rows.used):
+        return np.zeros(len(roster))
+    share = np.minimum(1.0, rows.referenced / np.maximum(rows.used, 1.0))
     for name, known in prompt.match.referenced_share.items():
         row = roster.index.get(name)
         if row is not None:
             share[row] = known
     free = np.maximum(0.0, rows.total - rows.used)
-    token_s = rows.c1 + np.where(np.isnan(rows.nu), 0.0, rows.c0 / rows.nu)
     pays = (fetched > 0) & (rows.used > 0) & (fetched > rows.total - rows.used * share)
-    seconds: Floats = np.where(pays, np.maximum(0.0, fetched - free) * share * token_s, 0.0)
+    seconds: Floats = np.where(pays, np.maximum(0.0, fetched - free) * share * (rows.c1 + rows.c0_share), 0.0)
     return seconds
 
 
