@@ -101,17 +101,19 @@ def play(trace: Trace, agents: int, policy: str, share: float, demand: tuple[int
     start = time.process_time()
     outcome, judge = Outcome(policy, share), Judge()
     pool = Pool(demand[1], max(1, int(share * demand[0])))
-    shadow = Told(pool.claimed, LEASE_S, signals=True)
-    acting = {"signals": shadow, "inferred": Told(pool.referenced, LEASE_S, signals=False)}.get(policy)
-    told = {id(shadow): shadow, id(acting): acting} if acting is not None else {id(shadow): shadow}
+    told = []
+    if policy != "lru":
+        told.append(Told(pool.claimed, LEASE_S, signals=True))
     if policy == "signals":
         pool.referenced = pool.claimed
+    if policy == "inferred":
+        told.append(Told(pool.referenced, LEASE_S, signals=False))
     ticked = now = 0.0
     for moment in moments(trace, agents):
         now, request = moment.at, moment.request
         if now - ticked > TICK_S:
             ticked = now
-            for directory in told.values():
+            for directory in told:
                 directory.tick(now)
         if not moment.ended:
             hit, ideal = pool.read(request.blocks, now, LEASE_S)
@@ -119,21 +121,22 @@ def play(trace: Trace, agents: int, policy: str, share: float, demand: tuple[int
             outcome.prompt_blocks += len(request.blocks)
             outcome.hit_blocks += hit
             outcome.ideal_blocks += ideal
-            for directory in told.values():
+            for directory in told:
                 reply = directory.arrives(request, now)
-                if directory is acting and policy == "inferred":
+                if policy == "inferred" and directory is told[-1]:
                     judge.compare(request, reply)
             continue
         new = pool.write(request.blocks, now)
-        for directory in told.values():
+        for directory in told:
             directory.answered(request, new, now)
         gone = pool.evict()
-        for directory in told.values():
+        for directory in told:
             directory.evicted(gone, now)
-    if acting is not None:
-        acting.tick(now + 2 * LEASE_S)
-        outcome.agreement = judge.settle(acting) if policy == "inferred" else {}
-        acting.core.check()
+    for directory in told:
+        directory.tick(now + 2 * LEASE_S)
+        directory.core.check()
+    if policy == "inferred":
+        outcome.agreement = judge.settle(told[-1])
     outcome.evicted_blocks, outcome.evicted_referenced_blocks = pool.evicted, pool.evicted_referenced
     outcome.read_again = pool.read_again
     outcome.seconds = time.process_time() - start

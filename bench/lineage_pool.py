@@ -52,7 +52,7 @@ class Pool:
         here = np.flatnonzero(self.resident)
         count = self.blocks - self.capacity + int(SLACK * self.capacity)
         order = self.used_at[here] + 1e9 * self.referenced[here] - 1e-6 * self.depth[here]
-        gone = here[np.argpartition(order, count)[:count]]
+        gone = np.sort(here[np.argpartition(order, count)[:count]])
         self.resident[gone] = False
         self.mistaken[gone] = self.claimed[gone] & ~self.referenced[gone]
         self.evicted += count

@@ -1,7 +1,7 @@
 """What a request is to its branch: side requests, compactions without numbers, families."""
 
 import pytest
-from directory_bench import B, Bench, chain
+from directory_bench import B, Bench, chain, stored
 
 from schemas.branch import BranchEventType, BranchKind, Compaction
 
@@ -18,7 +18,6 @@ def bench() -> Bench:
 
 def ask(bench: Bench, branch: str | None, keys: list[int], **said: object) -> tuple[str, int | None]:
     """A request from its match to its answer."""
-    bench.say("p1", bench.events + 1)
     request = f"r{bench.events}"
     reply = bench.match(keys, branch=branch, request=request, **said)
     bench.answered(
@@ -157,8 +156,7 @@ def test_a_context_that_nobody_comes_back_to_was_compacted(bench: Bench) -> None
     bench.say("p1", 1000)
     assert ask(bench, None, chain(*SYSTEM, *"ABCDEF")) == ("extends", 0)
     assert ask(bench, None, chain(*SYSTEM, *"XY")) == ("fork", 0), "the compacted one stands for the one it left"
-    bench.tick(900.0)
-    assert sorted(kinds(bench)) == [(FORK, 0, True), (MAIN, 0, False), (MAIN, 1, True)]
+    assert [found.state.value for found in bench.core.branches.newest_first()] == ["active", "active", "idle"]
     after_the_lease(bench)
     assert sorted(kinds(bench)) == [(MAIN, 0, False), (MAIN, 1, True), (MAIN, 2, True)]
 
@@ -170,6 +168,17 @@ def test_a_context_that_is_used_again_was_forked(bench: Bench) -> None:
     assert ask(bench, None, chain(*SYSTEM, *"abcdefghij")) == ("extends", 0)
     after_the_lease(bench)
     assert sorted(kinds(bench)) == [(FORK, 0, True), (MAIN, 0, False)]
+
+
+def test_a_branch_taken_for_compacted_claims_in_full_when_it_is_used_again(bench: Bench) -> None:
+    bench.say("p1", 1, stored(AGENT))
+    ask(bench, None, AGENT)
+    ask(bench, None, COMPACTED)
+    ask(bench, None, chain(*SYSTEM, *"ABCDEF"))
+    assert bench.counts("p1", AGENT) == [1] * 4 + [0] * 8
+    assert ask(bench, None, chain(*SYSTEM, *"abcdefghij")) == ("extends", 0)
+    assert bench.counts("p1", AGENT) == [2] * 4 + [1] * 8
+    assert sorted(kinds(bench)) == [(MAIN, 0, False)] * 2
 
 
 def test_an_agent_that_only_begins_alike_is_another_agent(bench: Bench) -> None:

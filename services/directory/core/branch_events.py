@@ -162,8 +162,8 @@ class BranchEvents:
         lineage.accepted(branch, judgement, anchor)
         if opened:
             branch.first_blocks = prompt
-        self._branches.used_again(branch)
         self._branches.revive(branch, now)
+        self._branches.used(branch)
         self._branches.anchor(branch)
         branch.life = max(branch.life, event.life or 0)
         branch.prefill = event.prefill_node or branch.prefill

@@ -87,25 +87,46 @@ class Branches:
         return branch is not None and now - branch.seen >= self._lease_s
 
     def demote(self) -> None:
-        """Demote the longest silent active branch. If one other left its path and it was never used again, it was
-        compacted: the other continues it."""
+        """Demote the longest silent active branch. What it and the one it left are to each other is settled now."""
         branch = next(iter(self._active.values()))
         self._retire(branch, BranchState.IDLE)
-        heirs = self._settled(branch)
-        if len(heirs) == 1 and heirs[0].active:
-            heirs[0].kind, heirs[0].version = branch.kind, branch.version + 1
-            return
-        self._part(branch, heirs)
+        self._settle(branch)
 
     def departs(self, heir: Branch, left: Branch, shared_blocks: int) -> None:
         """`heir` is new and has `shared_blocks` of its context from `left`; what it is to it is settled later."""
         heir.unsettled, heir.shared_blocks = True, shared_blocks
         left.left, left.heir = True, heir
 
-    def used_again(self, branch: Branch) -> None:
-        """A branch that others left goes on: they are forks of it, or have nothing to do with it."""
+    def used(self, branch: Branch) -> None:
+        """A request of the branch was answered. If others left it, they are forks of it, or have nothing to do with it.
+        If it left another one, without a part of that one's conversation, goes on, and that one is silent since, that
+        one was most likely compacted: it claims nothing until it is used again."""
         if branch.left:
             self._part(branch, self._settled(branch))
+        parent = self._in_question(branch)
+        if parent is None:
+            return
+        if branch.seen - parent.seen >= self._lease_s:
+            self._settle(parent)
+        elif parent.active and branch.grown and not _conversation_shared(branch, parent):
+            self._retire(parent, BranchState.IDLE)
+
+    def _in_question(self, branch: Branch) -> Branch | None:
+        """The branch that this one left, while it is open what became of it."""
+        parent = self.get(branch.parent) if branch.unsettled and branch.parent is not None else None
+        return parent if parent is not None and parent.left else None
+
+    def _settle(self, branch: Branch) -> None:
+        """A branch was silent for its lease: if one other left its path since its last use, it was compacted, and the
+        other continues it."""
+        former = self._in_question(branch)
+        if former is not None and former is not branch:
+            self._settle(former)
+        heirs = self._settled(branch)
+        if len(heirs) == 1:
+            heirs[0].kind, heirs[0].version = branch.kind, branch.version + 1
+        else:
+            self._part(branch, heirs)
 
     def _settled(self, branch: Branch) -> list[Branch]:
         """The branches that left this one since its last use, no longer in question."""
@@ -120,7 +141,7 @@ class Branches:
         """Who shares less than the branch's first prompt has none of its conversation: another agent that begins
         alike."""
         for heir in heirs:
-            if heir.shared_blocks < branch.first_blocks - REWRITABLE_BLOCKS:
+            if not _conversation_shared(heir, branch):
                 self._disown(heir)
                 heir.kind = BranchKind.MAIN
 
@@ -209,6 +230,11 @@ class Branches:
         known = {branch.key for branch in self.newest_first()}
         assert {key for group in self._children.values() for key in group} <= known
         assert all(alike for family in self._anchors.values() for alike in family.values())
+
+
+def _conversation_shared(heir: Branch, left: Branch) -> bool:
+    """Whether `heir` has more from the branch it left than what that one began with."""
+    return heir.shared_blocks >= left.first_blocks - REWRITABLE_BLOCKS
 
 
 def _likeness(branch: Branch, tips: list[Tip]) -> tuple[int, int, float]:
