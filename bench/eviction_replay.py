@@ -1,4 +1,4 @@
-"""One replay of a sequence: the cores of a pool and of a directory in virtual time, with one policy and one capacity."""
+"""One replay of a sequence: the cores of a pool and of a directory in virtual time, one policy, one capacity."""
 
 from dataclasses import dataclass
 

@@ -55,7 +55,7 @@ class Sequence(NamedTuple):
 
 
 class Loop:
-    """Agents at work: each request follows the answers it depends on after the recorded wait, at most `longest_wait_s`."""
+    """Agents at work: a request follows the answers it depends on after the recorded wait, at most `longest_wait_s`."""
 
     def __init__(self, plays: list[Play], agents: int, service_s: float, longest_wait_s: float, seed: int) -> None:
         order = list(range(len(plays)))

@@ -103,11 +103,11 @@ class Contexts:
 
 
 def find(name: str, folder: Path | None) -> Path:
-    """The file of a trace: in `folder`, else where EI_TRACES says, else in data/traces. FileNotFoundError says where."""
+    """The file of a trace: in `folder`, else where EI_TRACES says, else in data/traces; SystemExit if it is not there."""
     folder = folder or Path(os.environ.get("EI_TRACES") or Path(__file__).parent.parent / "data" / "traces")
     path = folder / f"{name}.btrace.jsonl.gz"
     if not path.is_file():
-        raise FileNotFoundError(f"{path} is missing: name the folder of the traces with --traces or EI_TRACES")
+        raise SystemExit(f"{path} is missing: name the folder of the traces with --traces or EI_TRACES")
     return path
 
 

@@ -395,6 +395,7 @@ class PoolAgainstModel(RuleBasedStateMachine):
         for block in self.blocks.values():
             block.used_s = self.now
             block.referenced = block.unreachable = False
+            block.worth = {True: 0, False: 0}
         self._renew_depths()
         self.holds.clear()
         self.doomed.clear()

@@ -7,7 +7,7 @@ from math import log2
 
 from services.directory.core.branch import Branch, BranchKey
 from services.directory.core.waits import BINS, EDGES_S, WaitKind, Waits, bin_of
-from services.directory.core.worth import AWAKE, step_of
+from services.directory.core.worth import AWAKE, LEAST, step_of
 
 REQUEST_LEASE_S = 600.0
 """A request that is neither answered nor released is taken for gone after this time."""
@@ -15,10 +15,11 @@ SLOWEST = 12
 
 
 class Sleeper:
-    """One branch that claims blocks. `requests`: how many are under way. `step`: what it adds to the worth of its
-    blocks, as told; it changes at `due` if nothing happens. `pace`: usual log2 of its waits in seconds."""
+    """One branch that claims blocks. `requests`: how many that read its context are under way; `leaving`: one of them
+    is a compaction, after which most of it is of no use. `step`: what the branch adds to the worth of its blocks, as
+    told; it changes at `due` if nothing happens. `pace`: usual log2 of its waits in seconds."""
 
-    __slots__ = ("children", "due", "finish", "kind", "pace", "parent", "requests", "since", "step")
+    __slots__ = ("children", "due", "finish", "kind", "leaving", "pace", "parent", "requests", "since", "step")
 
     def __init__(self, since: float, parent: BranchKey | None) -> None:
         self.since = since
@@ -27,6 +28,7 @@ class Sleeper:
         self.children = 0
         self.pace: float | None = None
         self.requests = 0
+        self.leaving = False
         self.step = AWAKE
         self.due: float | None = None
         self.kind = self._kind()
@@ -59,6 +61,7 @@ class Sleepers:
         """A branch begins or ends to claim blocks; the branch that opened it if that one's wait is another one now."""
         sleeper = self.get(branch)
         if sleeper is not None and claims:
+            sleeper.leaving = False
             sleeper.begin(now)
         if claims == (sleeper is not None):
             return None
@@ -66,16 +69,16 @@ class Sleepers:
             self._followed[branch.key] = (branch, Sleeper(now, branch.parent))
             return self._bear(branch.parent, 1, now)
         del self._followed[branch.key]
-        if not sleeper.requests:
-            self.waits.lost(sleeper.kind, now - sleeper.since)
+        self._lose(sleeper, now)
         return self._bear(sleeper.parent, -1, now)
 
-    def asked(self, branch: Branch, request: str, returns: bool, now: float) -> bool:
-        """A request arrived; whether its branch is followed and this is news."""
+    def asked(self, branch: Branch, request: str, compacts: bool, now: float) -> bool:
+        """A request that reads its branch's context arrived; whether the branch is followed and this is news."""
         sleeper = self.get(branch)
         if sleeper is None or request in self._requests:
             return False
-        if returns and not sleeper.requests:
+        sleeper.leaving = compacts
+        if not sleeper.requests:
             waited_s = now - sleeper.since
             self.waits.returned(sleeper.kind, waited_s)
             octave = log2(max(waited_s, 1e-3))
@@ -112,7 +115,7 @@ class Sleepers:
     def step(self, sleeper: Sleeper, now: float) -> tuple[int, float | None]:
         """What the branch adds to the worth of its blocks now, and when time alone changes that."""
         if sleeper.requests:
-            return AWAKE, None
+            return (LEAST if sleeper.leaving else AWAKE), None
         rates = self.waits.rates(sleeper.kind)
         at = bin_of(now - sleeper.since)
         step = step_of(rates[at])
@@ -129,9 +132,15 @@ class Sleepers:
         had, sleeper.children = sleeper.children > 0, max(0, sleeper.children + change)
         if had == (sleeper.children > 0):
             return None
+        self._lose(sleeper, now)
         if not sleeper.requests:
             sleeper.begin(now)
         return branch
+
+    def _lose(self, sleeper: Sleeper, now: float) -> None:
+        """A wait ends, or goes on as one of another kind, without a return."""
+        if not sleeper.requests and now > sleeper.since:
+            self.waits.lost(sleeper.kind, now - sleeper.since)
 
     def check(self) -> None:
         self.waits.check()

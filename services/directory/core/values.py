@@ -54,7 +54,9 @@ class Values:
 
     def asked(self, branch: Branch | None, request: str, lineage: str) -> None:
         """A request of a branch arrived, and what it is to the branch."""
-        if branch is not None and self.sleepers.asked(branch, request, lineage in RETURNS, self.now):
+        if branch is None or lineage not in RETURNS:
+            return
+        if self.sleepers.asked(branch, request, lineage == Lineage.COMPACT, self.now):
             self._soon(branch, self.now)
 
     def released(self, request: str) -> None:

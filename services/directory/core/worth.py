@@ -8,7 +8,7 @@ from math import ceil, log2
 STEPS = 4
 """Steps per doubling."""
 LEAST_PER_S = 1e-5
-LARGEST = 254
+LEAST, LARGEST = 1, 254
 AWAKE = 255
 """A request of the branch is under way."""
 LEFT, IDLE, SHARED = 1, 2, 3
@@ -19,7 +19,7 @@ DEEPEST = 64
 
 def step_of(rate_per_s: float) -> int:
     """Expected returns per second as a number from 1 to LARGEST."""
-    return max(1, min(LARGEST, 1 + round(STEPS * log2(rate_per_s / LEAST_PER_S)))) if rate_per_s > 0.0 else 1
+    return max(LEAST, min(LARGEST, 1 + round(STEPS * log2(rate_per_s / LEAST_PER_S)))) if rate_per_s > 0.0 else LEAST
 
 
 def rate_of(step: int) -> float:

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
+import numpy as np
+
 from schemas.block_key import short_key
 from schemas.kv import Tier
 from schemas.pool import SlotInfo
@@ -88,7 +90,12 @@ class BlockTable:
 
     def readable(self, digests: bytes) -> list[int | None]:
         """The slot of each of these packed digests that can be read."""
-        return [s if s is not None and self.is_readable(s) else None for s in self.index.find_all(digests)]
+        found = self.index.find_all(digests)
+        if not self._doomed and None not in found:
+            states = np.frombuffer(self.slots.state, np.uint8)[np.array(found, np.intp)]
+            if (states == COMMITTED).all():
+                return found
+        return [s if s is not None and self.is_readable(s) else None for s in found]
 
     def info(self, slot: int) -> SlotInfo:
         """Where a readable block lies."""

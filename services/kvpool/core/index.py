@@ -31,6 +31,7 @@ class BlockIndex:
         """Short key of the block before, 0 at the start of a context."""
         self.lengths = array("Q", bytes(8 * slots))
         self._digests = bytearray(DIGEST_BYTES * slots)
+        self._digests_of = np.frombuffer(self._digests, "<u8").reshape(-1, DIGEST_BYTES // 8)
         self._fingerprints = bytearray(FINGERPRINT_BYTES * slots)
         self._waiting: dict[int, dict[int, None]] = {}
 
@@ -44,14 +45,21 @@ class BlockIndex:
 
     def find_all(self, digests: bytes) -> list[int | None]:
         """The slot of each of these packed digests."""
-        found = [self.slot_of.get(key) for key in keys_of_digests(digests)]
-        present = [(i, slot) for i, slot in enumerate(found) if slot is not None]
-        if present:
+        found = list(map(self.slot_of.get, keys_of_digests(digests)))
+        asked = np.frombuffer(digests, "<u8").reshape(-1, DIGEST_BYTES // 8)
+        at = None
+        if None in found:
+            present = [(i, slot) for i, slot in enumerate(found) if slot is not None]
+            if not present:
+                return found
             at, slots = np.array(present).T
-            asked = np.frombuffer(digests, "<u8").reshape(-1, DIGEST_BYTES // 8)[at]
-            held = np.frombuffer(self._digests, "<u8").reshape(-1, DIGEST_BYTES // 8)[slots]
-            for i in at[(asked != held).any(axis=1)].tolist():
-                found[i] = None
+            asked = asked[at]
+        else:
+            slots = np.array(found, np.intp)
+        differs = (asked != self._digests_of[slots]).any(axis=1)
+        if differs.any():
+            for i in np.flatnonzero(differs).tolist():
+                found[i if at is None else at[i]] = None
         return found
 
     def digest(self, slot: int) -> bytes:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from schemas.codec import RejectedMessage
-from schemas.kv import KEY_BYTES, ChangeType, KvLocation, LocationChange, Tier, keys_of
+from schemas.kv import KEY_BYTES, ChangeType, KvLocation, LocationChange, Tier, TierTotal, keys_of
 
 CHANGE_BYTES = 64
 """More than a change takes on the wire besides its keys."""
@@ -48,6 +48,8 @@ class LocationLog:
         self.l1: dict[int, int | None] = {}
         """Keys in device memory, each with the key of the block before it."""
         self._pending: list[_Run] = []
+        self._totals: dict[Tier, tuple[int, int]] = dict.fromkeys(Tier, (0, 0))
+        self._said = dict(self._totals)
 
     @property
     def pending(self) -> bool:
@@ -56,6 +58,8 @@ class LocationLog:
 
     def stored(self, tier: Tier, key: int, parent: int | None) -> None:
         """A block came to a tier; `parent` is the key of the block it extends, None at the start of a context."""
+        blocks, digest = self._totals[tier]
+        self._totals[tier] = blocks + 1, digest ^ key
         run = self._pending[-1] if self._pending else None
         if run is not None and run.type is ChangeType.STORED and run.tier is tier and run.keys[-1] == parent:
             run.keys.append(key)
@@ -64,6 +68,8 @@ class LocationLog:
 
     def removed(self, tier: Tier, key: int, parent: int | None) -> None:
         """A block left a tier."""
+        blocks, digest = self._totals[tier]
+        self._totals[tier] = blocks - 1, digest ^ key
         run = self._pending[-1] if self._pending else None
         if run is not None and run.type is ChangeType.REMOVED and run.tier is tier and run.parent == key:
             run.keys.append(key)
@@ -102,6 +108,7 @@ class LocationLog:
         """Device memory is empty, or its engine is gone."""
         if self.l1:
             self.l1.clear()
+            self._totals[Tier.L1] = 0, 0
             self._pending.append(_Run(ChangeType.CLEARED, Tier.L1, None, []))
 
     def take(self, limit_bytes: int) -> list[KvLocation]:
@@ -121,6 +128,7 @@ class LocationLog:
         if batch:
             messages.append(self._numbered(batch))
         self._pending = []
+        self._said = dict(self._totals)
         return messages
 
     def _numbered(self, changes: list[LocationChange]) -> KvLocation:
@@ -128,9 +136,13 @@ class LocationLog:
         return KvLocation(node=self.node, incarnation=self.incarnation, seq=self.seq, changes=changes)
 
     def heartbeat(self) -> KvLocation:
-        """A message without changes that repeats the last number."""
-        return KvLocation(node=self.node, incarnation=self.incarnation, seq=self.seq, changes=[])
+        """A message without changes that repeats the last number, with what the tiers hold as of it."""
+        l1, l2 = (
+            TierTotal(blocks=blocks, digest=digest) for blocks, digest in (self._said[Tier.L1], self._said[Tier.L2])
+        )
+        return KvLocation(node=self.node, incarnation=self.incarnation, seq=self.seq, changes=[], l1=l1, l2=l2)
 
     def check(self) -> None:
-        """Runs of removals and stores have keys."""
+        """Runs of removals and stores have keys; the total of the device tier is what it holds."""
+        assert self._totals[Tier.L1][0] == len(self.l1)
         assert all(run.keys or run.type is ChangeType.CLEARED for run in self._pending)

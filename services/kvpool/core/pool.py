@@ -64,12 +64,8 @@ class PoolCore:
         return len(self._leading(digests))
 
     def _leading(self, digests: bytes) -> list[int]:
-        leading: list[int] = []
-        for slot in self.blocks.readable(digests):
-            if slot is None:
-                break
-            leading.append(slot)
-        return leading
+        found = self.blocks.readable(digests)
+        return [slot for slot in (found[: found.index(None)] if None in found else found) if slot is not None]
 
     def presence(self, digest: bytes) -> Presence:
         """Where this block stands."""
