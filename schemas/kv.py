@@ -62,17 +62,30 @@ class LocationChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             checked_key(self.parent)
 
 
+class TierTotal(msgspec.Struct, frozen=True, kw_only=True):
+    """What a tier holds: how many blocks, and the exclusive or of their short keys."""
+
+    blocks: Count
+    digest: int
+
+    def __post_init__(self) -> None:
+        checked_key(self.digest)
+
+
 class KvLocation(Message, frozen=True, kw_only=True):
     """`kv.location`: changes of one node in order; a gap in `seq` within an incarnation is repaired by snapshot.
 
     Every message with changes raises `seq` by one. Once a second a message without changes repeats the last `seq`:
-    the heartbeat of the node's pool, from which lost messages and dead pools are noticed.
+    the heartbeat of the node's pool, from which lost messages and dead pools are noticed. It carries what the tiers
+    hold as of `seq`; whoever has heard all messages and counts otherwise asks for a snapshot.
     """
 
     node: str
     incarnation: int
     seq: Count
     changes: list[LocationChange]
+    l1: TierTotal | None = None
+    l2: TierTotal | None = None
 
 
 class SnapshotRequest(Message, frozen=True, kw_only=True):

@@ -2,13 +2,15 @@
 
 import random
 from collections.abc import Iterable
+from functools import reduce
+from operator import xor
 
 from directory_model import Context, Model, key_of, keys_of, pack
 
 from schemas.branch import BranchEvent, BranchEventType
 from schemas.codec import encode
 from schemas.directory import MatchQuery, MatchReply
-from schemas.kv import ChangeType, KvLocation, LocationChange, SnapshotPart, Tier
+from schemas.kv import ChangeType, KvLocation, LocationChange, SnapshotPart, Tier, TierTotal
 from schemas.kv import keys_of as unpack
 from services.directory.core.checkpoint import CHECKPOINT, restore, save
 from services.directory.core.directory import Directory, DirectoryConfig
@@ -38,6 +40,9 @@ class Pool:
         self.held[tier] |= piece
         if tier is Tier.L2:
             self.bits |= dict.fromkeys(new, (False, False))
+
+    def total(self, tier: Tier) -> TierTotal:
+        return TierTotal(blocks=len(self.held[tier]), digest=reduce(xor, self.held[tier], 0))
 
     def take(self, tier: Tier, keys: Iterable[int]) -> None:
         for key in keys:
@@ -156,8 +161,16 @@ class World:
             pool.sent.append(message)
 
     def heartbeat(self, node: str) -> None:
+        """The pool repeats its last number and says what it holds as of it."""
         pool = self.pools[node]
-        self.deliver(KvLocation(node=node, incarnation=pool.incarnation, seq=pool.seq, changes=[]))
+        l1, l2 = pool.total(Tier.L1), pool.total(Tier.L2)
+        self.deliver(KvLocation(node=node, incarnation=pool.incarnation, seq=pool.seq, changes=[], l1=l1, l2=l2))
+
+    def lose_silently(self, node: str, rnd: random.Random) -> None:
+        """Blocks of a node are gone and nobody said so."""
+        pool, tier = self.pools[node], rnd.choice(tuple(Tier))
+        held = list(pool.held[tier])
+        pool.take(tier, held if rnd.random() < 0.4 else rnd.sample(held, len(held) // 2))
 
     def deliver(self, message: KvLocation) -> None:
         node, feed = message.node, self.feeds[message.node]
@@ -168,6 +181,8 @@ class World:
                 self.forget(node)
             feed.begin(message.incarnation)
         behind = False
+        if not message.changes and feed.synced and (message.incarnation, message.seq) == (feed.incarnation, feed.seq):
+            self.believe_total(message)
         if message.incarnation == feed.incarnation and message.seq > feed.seq:
             if message.changes and feed.synced and message.seq == feed.seq + 1:
                 feed.seq += 1
@@ -196,6 +211,15 @@ class World:
                 self.model.stored(node, change.tier, keys)
                 if change.origin is not None:
                     self.model.removed(node, change.origin, keys)
+
+    def believe_total(self, beat: KvLocation) -> None:
+        """The model hears that a tier is empty; any other difference calls for a snapshot."""
+        pool = self.pools[beat.node]
+        for tier in (Tier.L1, Tier.L2):
+            if self.model.view[beat.node][tier] != pool.held[tier].keys():
+                if pool.held[tier]:
+                    return
+                self.model.view[beat.node][tier].clear()
 
     def answer(self, node: str, rnd: random.Random) -> None:
         """A node's dump as of now, in parts, block by block in any order; what is on the way may be older."""
@@ -256,14 +280,18 @@ class World:
         """Until nothing is owed: heartbeats show what was lost, and snapshots bring it."""
         for pool in self.pools.values():
             pool.on_the_way.clear()
-        for _ in range(20):
+        for number in range(20):
             for node in self.pools:
                 self.heartbeat(node)
             for node in list(self.asked):
                 self.answer(node, rnd)
-            if not self.directory.locations.unsynced():
+            views = self.placed()
+            if not self.directory.locations.unsynced() and all(
+                views[node] == {tier: set(held) for tier, held in pool.held.items()}
+                for node, pool in self.pools.items()
+            ):
                 return
-            self.pass_time(1.0)
+            self.pass_time(1.0 if number < 10 else 10.0)
         raise AssertionError(f"not repaired: {self.directory.locations.unsynced()}")
 
     def restart(self) -> None:

@@ -70,6 +70,11 @@ class DirectoryMachine(RuleBasedStateMachine):
         self.world.heartbeat(node)
 
     @rule(node=nodes, seed=seeds)
+    def lose_silently(self, node: str, seed: int) -> None:
+        if random.Random(seed).random() < 0.3:
+            self.world.lose_silently(node, random.Random(seed))
+
+    @rule(node=nodes, seed=seeds)
     def restart_node(self, node: str, seed: int) -> None:
         if random.Random(seed).random() < 0.2:
             self.world.pools[node].restart()

@@ -2,10 +2,12 @@
 
 import hashlib
 from array import array
+from functools import reduce
+from operator import xor
 
 from schemas.branch import BranchEvent, BranchEventType
 from schemas.directory import MatchQuery, MatchReply
-from schemas.kv import Capacities, ChangeType, KvLocation, LocationChange, NodeHello, SnapshotPart, Tier
+from schemas.kv import Capacities, ChangeType, KvLocation, LocationChange, NodeHello, SnapshotPart, Tier, TierTotal
 from schemas.kv import keys_of as unpack
 from schemas.phase import Phase, PhaseCommand
 from services.directory.core.directory import Directory, DirectoryConfig
@@ -50,6 +52,12 @@ class Bench:
 
     def say(self, node: str, seq: int, *changes: LocationChange, incarnation: int = 1) -> None:
         message = KvLocation(node=node, incarnation=incarnation, seq=seq, changes=list(changes))
+        self.done(self.core.on_location(message, self.now))
+
+    def beat(self, node: str, seq: int, keys: list[int], incarnation: int = 1) -> None:
+        """The heartbeat of a pool that holds these blocks in L2 and none in L1."""
+        l1, l2 = TierTotal(blocks=0, digest=0), TierTotal(blocks=len(keys), digest=reduce(xor, keys, 0))
+        message = KvLocation(node=node, incarnation=incarnation, seq=seq, changes=[], l1=l1, l2=l2)
         self.done(self.core.on_location(message, self.now))
 
     def snapshot(self, node: str, seq: int, *changes: LocationChange, incarnation: int = 1) -> None:

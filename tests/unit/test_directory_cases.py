@@ -90,7 +90,7 @@ def test_case_35_an_orphan_that_stays_one_asks_once(bench: Bench) -> None:
     assert bench.match(B).blocks == 8, "the pieces of both nodes join"
 
 
-@pytest.mark.parametrize("how", ["cleared", "restarted"])
+@pytest.mark.parametrize("how", ["cleared", "restarted", "heartbeat"])
 def test_case_37_a_cleared_node_attracts_nothing(bench: Bench, how: str) -> None:
     ten = chain(*"0123456789")
     bench.say("p1", 1, stored(ten))
@@ -98,6 +98,8 @@ def test_case_37_a_cleared_node_attracts_nothing(bench: Bench, how: str) -> None
     bench.answered("a", ten)
     if how == "cleared":
         bench.say("p1", 2, LocationChange(type=ChangeType.CLEARED, tier=Tier.L2))
+    elif how == "heartbeat":
+        bench.beat("p1", 1, [])
     else:
         bench.say("p1", 0, incarnation=2)
     assert bench.held("p1") == 0
@@ -105,6 +107,24 @@ def test_case_37_a_cleared_node_attracts_nothing(bench: Bench, how: str) -> None
     assert reply.blocks == 4
     assert [(match.node, match.l2_blocks) for match in reply.nodes] == [("p2", 4)]
     assert bench.core.stats().claims == 10
+
+
+def test_case_37_a_node_that_holds_something_else_is_repaired_by_one_snapshot() -> None:
+    bench = Bench(node_timeout_s=100.0)
+    bench.say("p1", 1, stored(B))
+    bench.beat("p1", 1, B)
+    assert bench.asked() == []
+    bench.beat("p1", 1, [*B[:7], B[0] ^ 1])
+    assert bench.asked() == ["p1"], "as many blocks, but others"
+    bench.snapshot("p1", 1, stored(B[:7]))
+    bench.beat("p1", 1, B[:7])
+    assert bench.held("p1") == 7
+    bench.beat("p1", 1, B[:6])
+    assert bench.asked() == ["p1"], "not again at once"
+    bench.tick(61.0)
+    bench.beat("p1", 1, B[:6])
+    assert bench.asked() == ["p1", "p1"]
+    assert bench.core.counters.drifted_nodes == 3
 
 
 def test_case_51_redelivered_lifecycle_events_count_once(bench: Bench) -> None:

@@ -1,10 +1,13 @@
 """Location messages: runs, numbers, sizes; snapshots; the device tier."""
 
+from functools import reduce
+from operator import xor
+
 import pytest
 
 from schemas.block_key import pack_keys, short_key
 from schemas.codec import RejectedMessage, encode
-from schemas.kv import ChangeType, KvLocation, LocationChange, Tier, keys_of
+from schemas.kv import ChangeType, LocationChange, Tier, TierTotal, keys_of
 from services.kvpool.core.blocks import AdoptedBlock
 from services.kvpool.core.locations import LocationLog
 from services.kvpool.core.pool import PoolCore
@@ -27,7 +30,25 @@ def test_a_written_chain_is_one_change_and_one_number() -> None:
     assert (change.type, change.tier, change.parent) == (ChangeType.STORED, Tier.L2, None)
     assert keys(change) == [short_key(digest) for digest in chain]
     assert core.log.take(1 << 20) == []
-    assert core.log.heartbeat() == KvLocation(node="n", incarnation=7, seq=1, changes=[])
+    digest = reduce(xor, [short_key(digest) for digest in chain])
+    beat = core.log.heartbeat()
+    assert (beat.node, beat.incarnation, beat.seq, beat.changes) == ("n", 7, 1, [])
+    assert (beat.l1, beat.l2) == (TierTotal(blocks=0, digest=0), TierTotal(blocks=5, digest=digest))
+
+
+def test_a_heartbeat_speaks_of_its_number_and_not_of_what_came_since() -> None:
+    core = PoolCore("n", 7, 8)
+    chain = context("chain", 3)
+    store(core, chain[:2], 1.0)
+    core.log.take(1 << 20)
+    store(core, chain[2:], 2.0, parent=chain[1])
+    beat = core.log.heartbeat()
+    assert beat.l2 is not None
+    assert (beat.seq, beat.l2.blocks) == (1, 2)
+    core.log.take(1 << 20)
+    beat = core.log.heartbeat()
+    assert beat.l2 is not None
+    assert (beat.seq, beat.l2.blocks) == (2, 3)
 
 
 def test_an_evicted_chain_is_one_change_in_chain_order() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import xor
+
 from services.directory.core import spans as sets
 from services.directory.core.effects import ReferencesChanged
 from services.directory.core.run import Holding, Run
@@ -93,6 +96,8 @@ class Announcements:
             for holding in holdings:
                 held = [(run, run.held[holding]) for run in holding.runs]
                 assert holding.blocks == sum(sets.size(spans) for _, spans in held)
+                digests = [run.digest(spans) for run, spans in held]
+                assert holding.digest == reduce(xor, digests, 0)
                 counted = sum(sets.size(sets.both(spans, run.referenced(node))) for run, spans in held)
                 assert holding.referenced == counted, (node, holding.referenced, counted)
                 assert holding.unreachable == sum(sets.size(_beyond(spans, run.reach)) for run, spans in held)

@@ -16,6 +16,7 @@ from services.directory.core.run import Holding, Run
 ORPHAN_GRACE_S = 0.25
 """How long an unknown parent may stay unknown before a snapshot is asked: events of a node may overtake each other."""
 ORPHAN_AGAIN_S = 60.0
+DRIFT_AGAIN_S = 60.0
 FORGET_NODE_S = 3600.0
 """A node that is gone for so long is forgotten by name."""
 
@@ -69,6 +70,8 @@ class Locations:
                     joined = Joined(node, change)
                 else:
                     self._apply(node, message, now)
+            elif step.arrival is Arrival.HEARTBEAT:
+                self._compare(node, message, now)
             if not node.feed.synced:
                 self._repair(node, "gap")
         self._done(joined, now)
@@ -166,11 +169,32 @@ class Locations:
             node.feed.doubt()
             self._repair(node, "unknown parent")
 
+    def _compare(self, node: Node, beat: KvLocation, now: float) -> None:
+        """A node of which nothing is missing holds what it says, or something went wrong: an emptied tier is believed,
+        anything else calls for a snapshot; once, and not again for a while."""
+        if not node.synced or beat.seq != node.feed.seq:
+            return
+        for tier, total in ((Tier.L1, beat.l1), (Tier.L2, beat.l2)):
+            held = node.holdings[tier]
+            if total is None or (total.blocks, total.digest) == (held.blocks, held.digest):
+                continue
+            self._counters.drifted_nodes += 1
+            if not total.blocks:
+                self._empty(node, tier)
+            elif node.drift_asked_at is None or now - node.drift_asked_at >= DRIFT_AGAIN_S:
+                node.drift_asked_at = now
+                node.feed.doubt()
+                self._repair(node, "drift")
+                return
+
+    def _empty(self, node: Node, tier: Tier) -> None:
+        self._bury(node.holdings[tier])
+        self._install(node, node.holdings | {tier: Holding(node.name, tier, live=True)})
+
     def _apply(self, node: Node, message: KvLocation, now: float) -> None:
         for change in message.changes:
             if change.type is ChangeType.CLEARED:
-                self._bury(node.holdings[change.tier])
-                self._install(node, node.holdings | {change.tier: Holding(node.name, change.tier, live=True)})
+                self._empty(node, change.tier)
             elif change.type is ChangeType.REMOVED:
                 self._copies.removed(change.tier, change.hashes, node.holdings)
             else:

@@ -64,6 +64,7 @@ class Node:
         self.hello: NodeHello | None = None
         self.suspects: dict[Run, float] = {}
         self.suspects_asked_at: float | None = None
+        self.drift_asked_at: float | None = None
         self._backoff_s = FIRST_RETRY_S
 
     @property

@@ -166,7 +166,9 @@ class PrefixTree:
             new = [first, last]
         else:
             new = sets.add(held, first, last)
-        holding.blocks += sets.size(new)
+        if new:
+            holding.blocks += sets.size(new)
+            holding.digest ^= run.digest(new)
         if run.idle:
             self._set_idle(run, min(run.idle, len(run.keys) - last))
         return new
@@ -179,7 +181,9 @@ class PrefixTree:
         if first < run.seen:
             run.forget_sights(first)
         gone = sets.remove(held, first, last)
-        holding.blocks -= sets.size(gone)
+        if gone:
+            holding.blocks -= sets.size(gone)
+            holding.digest ^= run.digest(gone)
         if not held:
             del run.held[holding]
             holding.runs.discard(run)

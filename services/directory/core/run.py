@@ -29,17 +29,18 @@ def keys_view(packed: bytes) -> Keys:
 class Holding:
     """What one tier of one node holds in one of its lives. Only a live one is seen; a dead one waits to be swept.
 
-    `blocks` counts blocks held; for L2 `referenced` those of them with a claim and `unreachable` those that no prefix
-    in the cluster leads to.
+    `blocks` counts blocks held, `digest` is the exclusive or of their keys; for L2 `referenced` counts those of them
+    with a claim and `unreachable` those that no prefix in the cluster leads to.
     """
 
-    __slots__ = ("blocks", "live", "node", "referenced", "runs", "tier", "unreachable")
+    __slots__ = ("blocks", "digest", "live", "node", "referenced", "runs", "tier", "unreachable")
 
     def __init__(self, node: str, tier: Tier, live: bool) -> None:
         self.node = node
         self.tier = tier
         self.live = live
         self.blocks = 0
+        self.digest = 0
         self.referenced = 0
         self.unreachable = 0
         self.runs: set[Run] = set()
@@ -150,6 +151,13 @@ class Run:
     def packed(self, first: int, last: int) -> bytes:
         """Keys of [first, last) as the wire carries them."""
         return self.keys[first:last].tobytes()
+
+    def digest(self, blocks: Spans) -> int:
+        """The exclusive or of the keys of these blocks."""
+        keys, digest = np.frombuffer(self.keys, np.uint64), 0
+        for i in range(0, len(blocks), 2):
+            digest ^= int(np.bitwise_xor.reduce(keys[blocks[i] : blocks[i + 1]]))
+        return digest
 
     def referenced(self, node: str) -> Spans:
         """Offsets with at least one claim on `node`, copies or not."""
