@@ -4,9 +4,10 @@ from schemas.branch import BranchEvent, BranchEventType
 from schemas.telemetry import RequestTelemetry, RouteCandidate
 from services.router.core.effects import EndBranch, Record, StoreContext
 from services.router.core.placement import Candidate
+from services.router.core.sweep import best_of
 
 SOURCE = "router"
-_CANDIDATES_TOLD = 16
+_CANDIDATES_TOLD = 8
 
 
 def context_event(stored: StoreContext, wall: float) -> BranchEvent:
@@ -57,7 +58,7 @@ def request_telemetry(record: Record, wall_minus_monotonic: float, wall: float) 
     def at(moment: float | None) -> float | None:
         return None if moment is None else moment + wall_minus_monotonic
 
-    best = sorted(record.candidates, key=lambda found: found.ttft_s)[:_CANDIDATES_TOLD]
+    best = best_of(record.candidates, _CANDIDATES_TOLD)
     return RequestTelemetry(
         id=f"{record.request}-ended",
         t=wall,

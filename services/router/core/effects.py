@@ -1,6 +1,6 @@
 """What the core asks its shell to do."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -108,7 +108,7 @@ class Placed:
     cached_tokens: int
     branch: str | None
     version: int | None
-    candidates: tuple[Candidate, ...]
+    candidates: Sequence[Candidate]
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +181,7 @@ class Record:
     ttft_predicted_s: float | None
     blind: bool
     lineage: str
-    candidates: tuple[Candidate, ...] = ()
+    candidates: Sequence[Candidate] = ()
     misses: Mapping[Cause, int] = field(default_factory=dict)
 
     @property

@@ -1,18 +1,22 @@
 """What this router has outstanding at every node. Entries belong to open requests, so nothing can be left behind."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
 
 from schemas.phase import Phase
 
 _SMOOTHING = 0.05
+Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class Booking:
     """One open leg at a node: predicted seconds of its prefill, or tokens of KV its decode may need.
 
-    `started`: when its prefill began (monotonic seconds), None while it waits.
+    `started`: when its prefill began (monotonic seconds), None while it waits; `placed`: when it was sent.
     """
 
     phase: Phase
@@ -20,6 +24,7 @@ class Booking:
     service_s: float = 0.0
     tokens: int = 0
     started: float | None = None
+    placed: float = 0.0
 
 
 @dataclass(slots=True)
@@ -31,9 +36,13 @@ class _Node:
 
 
 class Ledger:
-    """Load per node: our own bookings, exactly; other routers' requests as the last heartbeat counted them."""
+    """Load per node: our own bookings, exactly; other routers' requests as the last heartbeat counted them.
 
-    def __init__(self, mean_output_tokens: float = 256.0) -> None:
+    Nodes take waiting prefills in the order of arrival + `order_weight` * predicted time.
+    """
+
+    def __init__(self, mean_output_tokens: float = 256.0, order_weight: float = 0.0) -> None:
+        self.order_weight = order_weight
         self._nodes: dict[str, _Node] = {}
         self._requests: dict[str, tuple[Booking, ...]] = {}
         self._mean_service_s = 0.0
@@ -79,6 +88,36 @@ class Ledger:
                 running += booking.service_s
                 since = min(since, booking.started)
         return max(0.0, running - (now - since)), queue
+
+    def waits(self, index: Mapping[str, int], service_s: Floats, now: float) -> tuple[Floats, Floats]:
+        """`wait` for all nodes of `index` at once, as a request of `service_s` seconds (per node) would find it: those
+        that will go before it count, those it overtakes do not."""
+        remaining, queue = np.zeros(len(index)), np.zeros(len(index))
+        weight = self.order_weight
+        for name, entry in self._nodes.items():
+            row = index.get(name)
+            if row is None or not (entry.prefill or entry.foreign_prefill):
+                continue
+            ahead, running, since = entry.foreign_prefill * self._mean_service_s, 0.0, now
+            key = now + weight * float(service_s[row])
+            for booking in entry.prefill.values():
+                if booking.started is not None:
+                    running += booking.service_s
+                    since = min(since, booking.started)
+                elif not weight or booking.placed + weight * booking.service_s <= key:
+                    ahead += booking.service_s
+            remaining[row], queue[row] = max(0.0, running - (now - since)), ahead
+        return remaining, queue
+
+    def decodes(self, index: Mapping[str, int]) -> tuple[Floats, Floats]:
+        """`decoding` for all nodes of `index` at once."""
+        running, tokens = np.zeros(len(index)), np.zeros(len(index))
+        for name, entry in self._nodes.items():
+            row = index.get(name)
+            if row is not None and (entry.decode or entry.foreign_decode):
+                running[row] = len(entry.decode) + entry.foreign_decode
+                tokens[row] = sum(booking.tokens for booking in entry.decode.values())
+        return running, tokens
 
     def decoding(self, node: str) -> tuple[int, int]:
         """(requests placed to decode at the node, tokens promised to ours)."""

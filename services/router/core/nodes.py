@@ -112,6 +112,16 @@ class Nodes:
             return False
         return self._suspended or now - max(node.heard, self._grace_from) <= self.timeout_s
 
+    @property
+    def grace_from(self) -> float:
+        """Since when silence counts again."""
+        return self._grace_from
+
+    @property
+    def suspended(self) -> bool:
+        """Whether the bus is gone, so that silence says nothing."""
+        return self._suspended
+
     def serving(self, phase: Phase, now: float) -> list[Node]:
         """Live nodes that take legs of `phase`, in order of name."""
         found = [node for node in self if node.serves(phase) and self.alive(node.name, now)]

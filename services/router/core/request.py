@@ -246,9 +246,9 @@ class Request:
         """What this request holds where, one booking per open leg."""
         if self.places is None:
             return []
-        service_s, tokens = self.places.prefill.service_s, self.places.decode_tokens
+        service_s, tokens, placed = self.places.prefill.service_s, self.places.decode_tokens, self.times.placed or 0.0
         return [
-            Booking(leg.phase, leg.node, service_s if leg.phase is Phase.PREFILL else 0.0, tokens, leg.started)
+            Booking(leg.phase, leg.node, service_s if leg.phase is Phase.PREFILL else 0.0, tokens, leg.started, placed)
             for leg in self.legs.values()
             if leg.open
         ]

@@ -4,6 +4,7 @@ The shell (or a simulator) performs the effects and feeds back what comes of the
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import msgspec
 
@@ -18,18 +19,11 @@ from services.router.core.effects import AskDirectory, Effect, EmitTokens, End, 
 from services.router.core.failure import Failure
 from services.router.core.load import Ledger
 from services.router.core.memory import BranchMemory
-from services.router.core.nodes import Node, Nodes
-from services.router.core.placement import (
-    DecodeView,
-    FetchCost,
-    PrefillView,
-    Prompt,
-    alone_s,
-    choose_decode,
-    choose_prefill,
-    predict,
-)
+from services.router.core.nodes import Nodes
+from services.router.core.placement import FetchCost, Prompt
+from services.router.core.placer import Placer
 from services.router.core.request import Request
+from services.router.core.roster import Mask
 from services.router.core.siblings import Siblings
 from services.router.core.spec import Places, Spec
 from services.router.core.timing import DEFAULT, Coefficients, coefficients_of
@@ -37,6 +31,8 @@ from services.router.core.timing import DEFAULT, Coefficients, coefficients_of
 UNLIMITED_TOKENS = 1 << 31
 DEFAULT_FETCH = FetchCost(tokens_per_s=2.3e6, latency_s=0.002)
 """16,384 tokens in 7 ms, as reported for RDMA between hosts."""
+DEFAULT_HANDOFF = FetchCost(tokens_per_s=2e6, latency_s=0.0)
+"""48 kB of KV a token at 100 GB/s, from device to device."""
 
 
 class RouterCore:
@@ -53,16 +49,18 @@ class RouterCore:
         node_timeout_s: float = 3.0,
         model: Coefficients = DEFAULT,
         fetch: FetchCost = DEFAULT_FETCH,
+        handoff: FetchCost = DEFAULT_HANDOFF,
+        order_weight: float = 0.0,
     ) -> None:
         self.limits = limits
         self.nodes = Nodes(node_timeout_s)
-        self.ledger = Ledger()
+        self.ledger = Ledger(order_weight=order_weight)
+        self.placer = Placer(self.nodes, self.ledger, model, fetch, handoff)
         self.memory = BranchMemory()
         self.siblings = Siblings()
         self.requests: dict[str, Request] = {}
-        self.models: dict[str, Coefficients] = {}
         self.other_routers = 0
-        self._model, self._fetch = model, fetch
+        self._model = model
         self._room, self._turn = rooms_from, 0
 
     # -- requests -------------------------------------------------------------------------------------------------
@@ -104,6 +102,7 @@ class RouterCore:
         """A node's answer to a leg, None for none. Of an ended request: the leg is cancelled."""
         if reply is not None and not reply.accepted and reply.reason == "phase":
             self.nodes.on_refusal(node, phase, reply.epoch)
+            self.placer.changed(node)
         found = self.requests.get(request)
         if found is None:
             return Request.late_answer(request, phase, node, attempt, reply)
@@ -142,11 +141,15 @@ class RouterCore:
 
     def on_hello(self, hello: NodeHello, now: float) -> list[Effect]:
         """What a node is; a new engine incarnation means that its requests are gone."""
-        return self._lost([hello.node], now) if self.nodes.on_hello(hello, now) else []
+        restarted = self.nodes.on_hello(hello, now)
+        for node in self.nodes:
+            self.placer.changed(node.name)
+        return self._lost([hello.node], now) if restarted else []
 
     def on_telemetry(self, telemetry: NodeTelemetry, now: float) -> list[Effect]:
         """A node's heartbeat."""
         restarted = self.nodes.on_telemetry(telemetry, now)
+        self.placer.changed(telemetry.node)
         legs = telemetry.waiting + telemetry.running_prefill + telemetry.running_decode
         self.ledger.heartbeat(telemetry.node, legs, telemetry.running_decode, shared=self.other_routers > 0)
         return self._lost([telemetry.node], now) if restarted else []
@@ -154,10 +157,11 @@ class RouterCore:
     def on_command(self, command: PhaseCommand) -> None:
         """Nothing of the old phase is sent from here on. What waits there comes back as requeued."""
         self.nodes.on_command(command)
+        self.placer.changed(command.node)
 
     def on_models(self, models: Iterable[IterationModel]) -> None:
         """The planner's iteration-time models; nodes it does not name keep the configured coefficients."""
-        self.models = {model.node: coefficients_of(model, self._model) for model in models}
+        self.placer.learned({model.node: coefficients_of(model, self._model) for model in models})
 
     def on_bus(self, *, connected: bool, now: float) -> None:
         """Without the bus the silence of nodes says nothing."""
@@ -177,6 +181,7 @@ class RouterCore:
         """The ledger holds the open legs of open requests and nothing else."""
         self.nodes.check()
         self.ledger.check()
+        self.placer.check()
         self.memory.check()
         self.siblings.check(set(self.requests))
         booked = {id_: request.bookings() for id_, request in self.requests.items()}
@@ -236,64 +241,47 @@ class RouterCore:
                 self.ledger.served(request.places.prefill.service_s, effect.record.output_tokens)
 
     def _place(self, request: Request, now: float) -> list[Effect]:
-        prefill, decode = self._nodes(Phase.PREFILL, request, now), self._nodes(Phase.DECODE, request, now)
-        if not prefill or not decode:
-            missing = Phase.DECODE if prefill else Phase.PREFILL
-            return request.unplaced(no_node_failure(missing, sum(1 for _ in self.nodes)), now)
+        prefill = self.placer.serving(Phase.PREFILL, request.avoided, now)
+        decode = self.placer.serving(Phase.DECODE, request.avoided, now)
+        if not prefill.any() or not decode.any():
+            missing = Phase.DECODE if prefill.any() else Phase.PREFILL
+            return request.unplaced(no_node_failure(missing, len(self.placer.roster)), now)
         self._turn += 1
         prompt = Prompt(request.context.tokens, request.context.scheme.block_size, request.match)
-        usable = {node.name for node in self.nodes if self.nodes.alive(node.name, now) and not node.refusal}
-        candidates = tuple(
-            predict(prompt, self._prefill_view(node, now), usable.__contains__, lambda *_: self._fetch)
-            for node in prefill
-        )
         if request.attempt == 1 and self._waits(request, prompt, prefill, now):
             request.held()
             return []
-        best = choose_prefill(candidates, self._turn)
+        candidates = self.placer.predict(prompt, prefill, now)
+        best = candidates.best(self._turn)
         refused = ttft_failure(best.ttft_s, self.limits) if request.attempt == 1 else None
         if refused is not None:
             return request.unplaced(refused, now)
         tokens = self._decode_tokens(request)
-        chosen = choose_decode([self._decode_view(node) for node in decode], tokens, best.node, self._turn)
-        return request.placed(Places(best, chosen.node, self._next_room(), tokens, candidates), now)
+        chosen = self.placer.choose_decode(request.match, tokens, decode, best.node, self._turn)
+        return request.placed(Places(best, chosen, self._next_room(), tokens, candidates), now)
 
-    def _waits(self, request: Request, prompt: Prompt, nodes: list[Node], now: float) -> bool:
+    def _waits(self, request: Request, prompt: Prompt, prefill: Mask, now: float) -> bool:
         """Whether what another request computes is waited for rather than computed here as well."""
         pending = request.match.pending_request
         if pending is None:
             self.siblings.forget(request.id)
             return False
-        ahead = self.requests.get(pending)
-        alone = min(alone_s(prompt, self._prefill_view(node, now)) for node in nodes)
-        return self.siblings.wait(request, ahead, alone, now)
+        alone = replace(prompt, match=msgspec.structs.replace(prompt.match, pending_blocks=0, pending_node=None))
+        least_s = self.placer.predict(alone, prefill, now).least_alone_s()
+        return self.siblings.wait(request, self.requests.get(pending), least_s, now)
 
     def _place_decode(self, request: Request, now: float) -> list[Effect]:
-        nodes = [node for node in self._nodes(Phase.DECODE, request, now) if node.name not in request.tried_decode]
-        if not nodes or request.places is None:
+        decode = self.placer.serving(Phase.DECODE, request.avoided, now)
+        for name in request.tried_decode:
+            row = self.placer.roster.index.get(name)
+            if row is not None:
+                decode[row] = False
+        if not decode.any() or request.places is None:
             return request.unredirected(now)
         self._turn += 1
-        views = [self._decode_view(node) for node in nodes]
-        chosen = choose_decode(views, self._decode_tokens(request), request.places.prefill.node, self._turn)
-        return request.redirected(chosen.node, self._next_room(), now)
-
-    def _nodes(self, phase: Phase, request: Request, now: float) -> list[Node]:
-        """Live nodes of the phase, those the request failed on only if there is no other."""
-        nodes = self.nodes.serving(phase, now)
-        return [node for node in nodes if node.name not in request.avoided] or nodes
-
-    def _prefill_view(self, node: Node, now: float) -> PrefillView:
-        remaining, queue = self.ledger.wait(node.name, now)
-        model = self.models.get(node.name, self._model)
-        assert node.telemetry is not None
-        pool = node.telemetry.kv.l2
-        return PrefillView(node.name, remaining, queue, pool.total, pool.used, pool.referenced, model)
-
-    def _decode_view(self, node: Node) -> DecodeView:
-        running, committed = self.ledger.decoding(node.name)
-        assert node.hello is not None
-        capacity, limit = node.hello.capacities.l1_tokens, node.hello.capacities.running
-        return DecodeView(node.name, running, committed, capacity, limit, self.models.get(node.name, self._model))
+        tokens, prefill = self._decode_tokens(request), request.places.prefill.node
+        chosen = self.placer.choose_decode(request.match, tokens, decode, prefill, self._turn)
+        return request.redirected(chosen, self._next_room(), now)
 
     def _decode_tokens(self, request: Request) -> int:
         """KV the answer will probably need: the prompt, and what answers have been long of late."""

@@ -1,5 +1,6 @@
 """What is asked of the router, where it was put, and when which step was reached."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from schemas.serve import Sampling
@@ -23,13 +24,13 @@ class Spec:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """The outcome of one placement: nodes, room, KV tokens the decode leg may need, and every prediction made."""
+    """The outcome of one placement: nodes, room, KV tokens the decode leg may need, and the predictions made."""
 
     prefill: Candidate
     decode_node: str
     room: int
     decode_tokens: int
-    candidates: tuple[Candidate, ...] = ()
+    candidates: Sequence[Candidate] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,6 +90,10 @@ class Sweep(Sequence[Candidate]):
         order = np.argsort(self.ttft_s[self._rows], kind="stable")[:count]
         return [self[int(at)] for at in order]
 
+    def least_alone_s(self) -> float:
+        """The shortest time in which one of the nodes would compute the request by itself, its queue left aside."""
+        return float(np.minimum(self.service_s, self._service_alone)[self._rows].min())
+
     def _candidate(self, row: int) -> Candidate:
         prompt, name = self._prompt, self._names[row]
         alone = self._alone is not None and bool(self._alone[row])
@@ -191,3 +195,10 @@ def _duplicate(prompt: Prompt, roster: Roster, plans: _Prefixes) -> Floats:
 def uniform(cost: FetchCost) -> FetchRow:
     """The same rate and latency between all nodes."""
     return lambda _: (cost.tokens_per_s, cost.latency_s)
+
+
+def best_of(candidates: Sequence[Candidate], count: int) -> list[Candidate]:
+    """The best `count`, best first, of predictions however they are kept."""
+    if isinstance(candidates, Sweep):
+        return candidates.first(count)
+    return sorted(candidates, key=lambda found: found.ttft_s)[:count]

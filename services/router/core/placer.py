@@ -1,0 +1,117 @@
+"""Where requests go, over all nodes at once: who is there, what they have to do, and how fast they are."""
+
+from collections.abc import Collection
+
+import numpy as np
+
+from schemas.directory import MatchReply
+from schemas.iteration_model import MEGA
+from schemas.phase import Phase
+from services.router.core.load import Ledger
+from services.router.core.nodes import Nodes
+from services.router.core.placement import TIE_S, FetchCost, Prompt
+from services.router.core.roster import Floats, Mask, Roster
+from services.router.core.sweep import Sweep, uniform
+from services.router.core.timing import Coefficients
+
+_SPECULATION = 0.6
+"""Share of the tokens fed to a speculative decode iteration that are accepted, for want of a measured one."""
+
+
+class Placer:
+    """Keeps a `Roster` in step with `nodes` (call `changed` whenever one did) and chooses by it.
+
+    `handoff`: how fast KV goes from a prefill node to a decode node. What a decode node has on its device already does
+    not travel again, so a branch's next answer is drawn to where the last one was.
+    """
+
+    def __init__(self, nodes: Nodes, ledger: Ledger, model: Coefficients, fetch: FetchCost, handoff: FetchCost) -> None:
+        self.nodes, self.ledger = nodes, ledger
+        self.models: dict[str, Coefficients] = {}
+        self.roster = Roster()
+        self._model, self._fetch, self._handoff = model, fetch, handoff
+
+    def changed(self, name: str) -> None:
+        """Something about a node is new: what it is, its phase, its pool, or its model."""
+        node = self.nodes.get(name)
+        if node is not None:
+            self.roster.put(node, self.model(name))
+
+    def learned(self, models: dict[str, Coefficients]) -> None:
+        """The planner's models; nodes it does not name keep the configured coefficients."""
+        self.models = models
+        for node in self.nodes:
+            self.roster.put(node, self.model(node.name))
+
+    def model(self, name: str) -> Coefficients:
+        return self.models.get(name, self._model)
+
+    def serving(self, phase: Phase, avoided: Collection[str], now: float) -> Mask:
+        """Live nodes of the phase; those in `avoided` only if there is no other."""
+        mask = self.roster.serves[phase] & self._alive(now)
+        if not avoided:
+            return mask
+        rows = [row for row in map(self.roster.index.get, avoided) if row is not None]
+        rest = mask.copy()
+        rest[rows] = False
+        return rest if np.count_nonzero(rest) else mask
+
+    def predict(self, prompt: Prompt, prefill: Mask, now: float) -> Sweep:
+        """The time to first token on each node of `prefill`."""
+        roster, usable = self.roster, self.roster.accepted & self._alive(now)
+
+        def waits(service_s: Floats) -> tuple[Floats, Floats]:
+            return self.ledger.waits(roster.index, service_s, now)
+
+        return Sweep(prompt, roster, prefill, usable, uniform(self._fetch), waits)
+
+    def choose_decode(self, match: MatchReply, tokens: int, decode: Mask, prefill_node: str, turn: int) -> str:
+        """The node of `decode` where the answer is done soonest, among those with room for its `tokens` of KV.
+
+        Time of an answer: its iterations at the load it would find, and the KV that must travel there first. Where none
+        has room: the one with the least promised, since the request waits for its turn there. Among equals the prefill
+        node comes first, then nodes take turns.
+        """
+        rows, index = self.roster.decode, self.roster.index
+        running, promised = self.ledger.decodes(index)
+        fits = (rows.capacity == 0) | (promised + tokens <= rows.capacity)
+        roomy = decode & fits & ((rows.limit == 0) | (running < rows.limit))
+        if not np.count_nonzero(roomy):
+            share = np.where(decode, promised / np.maximum(1.0, rows.capacity), np.inf)
+            return self.roster.names[int(share.argmin())]
+        count = running + 1.0
+        phi = 1.0 - np.power(1.0 - rows.share, rows.fed * count)
+        iteration_s = rows.d0 + rows.d1 * phi + rows.d2 * count + rows.d3 * (promised + tokens) / MEGA
+        iterations = self.ledger.mean_output_tokens / np.maximum(1.0, rows.fed * _SPECULATION)
+        seconds = np.where(roomy, iteration_s * iterations + self._handoff_s(match, tokens, prefill_node), np.inf)
+        equal = np.flatnonzero(seconds <= seconds.min() + TIE_S)
+        row = index.get(prefill_node)
+        chosen = row if row is not None and row in equal else int(equal[turn % len(equal)])
+        return self.roster.names[chosen]
+
+    def _handoff_s(self, match: MatchReply, tokens: int, prefill_node: str) -> Floats:
+        """How long the KV that a node lacks travels; none does to the prefill node itself."""
+        missing = np.full(len(self.roster), float(tokens))
+        size = self._block_size
+        for found in match.nodes:
+            row = self.roster.index.get(found.node)
+            if row is not None:
+                missing[row] = max(0.0, tokens - found.l1_blocks * size)
+        own = self.roster.index.get(prefill_node)
+        if own is not None:
+            missing[own] = 0.0
+        seconds: Floats = missing / self._handoff.tokens_per_s
+        return seconds
+
+    @property
+    def _block_size(self) -> int:
+        return self.nodes.reference.block_size if self.nodes.reference is not None else 1
+
+    def _alive(self, now: float) -> Mask:
+        nodes = self.nodes
+        return self.roster.alive(now, nodes.timeout_s, nodes.grace_from, suspended=nodes.suspended)
+
+    def check(self) -> None:
+        """The roster has every node as it is."""
+        self.roster.check()
+        assert set(self.roster.names) == {node.name for node in self.nodes}
