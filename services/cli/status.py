@@ -77,23 +77,43 @@ class BranchesView(msgspec.Struct):
     branches: list[BranchInfo]
 
 
+class BreakView(msgspec.Struct):
+    branch: str | None
+    position: int
+    before: str
+    now: str
+
+    def __str__(self) -> str:
+        who = f"prompts of {self.branch}" if self.branch else "prompts without an id"
+        return f"{who} break at token {self.position}: {self.before!r}, then {self.now!r}"
+
+
+class BreaksView(msgspec.Struct):
+    breaks: list[BreakView] = []
+
+
 async def show_status(target: Target, *, branches: bool, as_json: bool) -> None:
     """Print the status; CommandError when the router does not answer."""
     timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
     async with aiohttp.ClientSession(timeout=timeout) as session:
         cluster = await _get(session, f"{target.url}/v1/cluster")
         listed = await _get(session, f"{target.url}/v1/branches") if branches else None
+        broken = await _get(session, f"{target.url}/v1/prompt_breaks") if branches else None
     console = Console()
     if as_json:
         both: dict[str, Any] = {"cluster": msgspec.json.decode(cluster)}
         if listed is not None:
             both |= msgspec.json.decode(listed)
+        if broken is not None:
+            both |= {"prompt_breaks": msgspec.json.decode(broken)["breaks"]}
         console.print_json(data=both)
         return
     try:
         console.print(cluster_table(msgspec.json.decode(cluster, type=ClusterView), target.url))
         if listed is not None:
             console.print(branch_tree(msgspec.json.decode(listed, type=BranchesView).branches))
+        for each in msgspec.json.decode(broken, type=BreaksView).breaks if broken is not None else ():
+            console.print(Text(str(each), style="yellow"))
     except msgspec.MsgspecError as error:
         raise CommandError(f"{target.url} answers in words this version does not know: {error}") from error
 

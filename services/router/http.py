@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
+import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
@@ -52,6 +53,7 @@ def http_routes(service: "RouterService") -> list[BaseRoute]:
         ("POST", "/tokenize", tokens.tokenize),
         ("POST", "/detokenize", tokens.detokenize),
         ("GET", "/v1/branches", branches.all),
+        ("GET", "/v1/prompt_breaks", Breaks(intake, service).all),
         ("POST", "/v1/branches/{id:path}/events", branches.event),
         ("GET", "/v1/branches/{id:path}", branches.one),
         ("DELETE", "/v1/branches/{id:path}", branches.end),
@@ -91,6 +93,17 @@ def guarded(service: "RouterService", handler: Handler) -> Callable[[Request], A
 def _shape_of(request: Request) -> ErrorBody:
     """Errors of Anthropic's API in its shape, all others in OpenAI's."""
     return anthropic_error if request.url.path.startswith("/v1/messages") else openai_error
+
+
+class Breaks:
+    """`GET /v1/prompt_breaks`: prompts that break at a changing token, newest first."""
+
+    def __init__(self, intake: Intake, service: "RouterService") -> None:
+        self._intake, self._service = intake, service
+
+    async def all(self, request: Request) -> Response:
+        found = self._service.breaks.listed(self._intake.caller(request).tenant)
+        return JSONResponse({"breaks": [msgspec.to_builtins(each) for each in found]})
 
 
 class Models:

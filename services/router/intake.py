@@ -154,6 +154,7 @@ class Intake:
         reference = self._service.core.nodes.reference
         if reference is None:
             raise ApiError(unavailable("no node is known yet", "no_node"))
+        self._service.breaks.observe(asker.identity, packed, self.tokenizer().decode, self.wall())
         seed = namespace_seed(None, tenant_salt(asker.identity.tenant))
         scheme, who = KeyScheme(reference.block_size, reference.key_version, seed), asker.identity
         return self._memo.context(packed, scheme, who.branch, who.parent)

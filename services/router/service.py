@@ -23,6 +23,7 @@ from services.router.dispatch import Dispatcher
 from services.router.http import http_routes
 from services.router.keys import ApiKeys
 from services.router.metrics import RouterMetrics
+from services.router.prompt_breaks import PromptBreaks
 from services.router.settings import RouterSettings
 from services.router.text.parsers import Parsers
 from services.router.text.tokenizer import BYTES, Tokenizer, UnusableTokenizer, load_tokenizer
@@ -47,6 +48,8 @@ class RouterService:
             node_timeout_s=settings.node_timeout_s,
             model=settings.coefficients,
             fetch=settings.fetch_cost(),
+            handoff=settings.handoff_cost(),
+            order_weight=settings.order_weight,
         )
         self.metrics = RouterMetrics(app.metrics, self.core)
         self.dispatcher = Dispatcher(app, self.core, self.metrics)
@@ -56,6 +59,7 @@ class RouterService:
         self.decision: Decision | None = None
         self._incarnation = secrets.randbits(62)
         self._rare = RateLimitedLog(app.log, app.clock)
+        self.breaks = PromptBreaks(app.metrics, self._rare)
         self._others: dict[str, float] = {}
         self._connected = True
         self._asked_at = float("-inf")
