@@ -103,7 +103,7 @@ class Contexts:
 
 
 def find(name: str, folder: Path | None) -> Path:
-    """The file of a trace: in `folder`, else where EI_TRACES says, else in data/traces; SystemExit if it is not there."""
+    """The file of a trace in `folder`, else where EI_TRACES says, else in data/traces; SystemExit if it is missing."""
     folder = folder or Path(os.environ.get("EI_TRACES") or Path(__file__).parent.parent / "data" / "traces")
     path = folder / f"{name}.btrace.jsonl.gz"
     if not path.is_file():

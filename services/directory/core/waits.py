@@ -87,11 +87,11 @@ class Waits:
             self._lost[kind] *= 0.5
 
     def check(self) -> None:
-        """Counts are kept for the same kinds, and no rate is negative or without bound."""
+        """Counts are kept for the same kinds, and no rate is beyond a return within the narrowest bin."""
         assert self._returned.keys() == self._lost.keys()
         for rates in (self._usual, *self._rates.values()):
             assert len(rates) == BINS
-            assert all(0.0 <= rate <= 2.0 / SHORTEST_S for rate in rates), rates
+            assert all(0.0 <= rate <= 2.0 / ((RATIO - 1.0) * SHORTEST_S) for rate in rates), rates
 
 
 def _indices(hazards: _F64) -> _F64:

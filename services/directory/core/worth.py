@@ -41,5 +41,10 @@ class DepthCost:
     def pieces(self, first: int, last: int) -> list[tuple[int, int]]:
         """Blocks [first, last) as (end, steps to add) in ascending order."""
         low, high = self.steps(first), self.steps(last - 1)
-        ends = [min(last, ceil(self._at[step])) for step in range(low, high)]
-        return [*zip(ends, range(low, high), strict=True), (last, high)]
+        pieces: list[tuple[int, int]] = []
+        for step in range(low, high):
+            end = min(last, ceil(self._at[step]))
+            if end > first:
+                pieces.append((end, step))
+                first = end
+        return [*pieces, (last, high)]
