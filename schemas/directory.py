@@ -7,7 +7,7 @@ from msgspec import Meta
 
 from schemas.branch import BranchId, BranchInfo, BranchKind, Compaction
 from schemas.codec import Decoder, Message
-from schemas.kv import KEY_BYTES, keys_of
+from schemas.kv import KEY_BYTES, BlockMedia, keys_of
 
 Count = Annotated[int, Meta(ge=0)]
 
@@ -19,6 +19,7 @@ class MatchQuery(Message, frozen=True, kw_only=True):
     the pending prefix of `request` (cancelled or failed) and is answered by an empty match. `placed_node` with empty
     `hashes` only tells on which node the pending prefix is computed, and is answered by an empty match too.
     `family`: a session id that several branches share; without `branch`, lineage is inferred among its branches only.
+    `media` tells of blocks that hold media, by their number.
     """
 
     request: str
@@ -33,6 +34,7 @@ class MatchQuery(Message, frozen=True, kw_only=True):
     placed_node: str | None = None
     family: BranchId | None = None
     compaction: Compaction | None = None
+    media: list[BlockMedia] = []
 
     def __post_init__(self) -> None:
         if len(self.hashes) % KEY_BYTES:

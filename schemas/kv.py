@@ -42,11 +42,19 @@ def checked_key(key: int | None) -> int | None:
     return key
 
 
+class BlockMedia(msgspec.Struct, frozen=True, array_like=True):
+    """The sha256 of each medium of which a part stands in block number `block` of a run or a prompt, in order."""
+
+    block: Count
+    sha256: list[Annotated[bytes, Meta(min_length=32, max_length=32)]]
+
+
 class LocationChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A run of blocks that came to, left or moved between tiers of one node.
 
     `hashes` are packed short keys in chain order; `parent` is the short key of the block before the first, None at the
-    start of a context. `moved` names the tier it left in `from`. `cleared` empties `tier` and has no hashes.
+    start of a context. `moved` names the tier it left in `from`. `cleared` empties `tier` and has no hashes. `media`
+    tells of blocks that hold media, by their number among the hashes.
     """
 
     type: ChangeType
@@ -54,6 +62,7 @@ class LocationChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     hashes: bytes = b""
     parent: int | None = None
     origin: Tier | None = msgspec.field(default=None, name="from")
+    media: list[BlockMedia] = []
 
     def __post_init__(self) -> None:
         if len(self.hashes) % KEY_BYTES:

@@ -15,6 +15,7 @@ _COUNTED = {
     "duplicate_locations": ("duplicate_locations", "Location messages that had been applied before."),
     "late_locations": ("late_locations", "Location messages of a life of a node that is over."),
     "drifted_nodes": ("drifted_nodes", "Heartbeats of nodes that hold something else than what they had said."),
+    "conflicting_media": ("conflicting_media", "Stored runs cut short at a block known with other media."),
     "overflowed_locations": ("overflowed_locations", "Location messages beyond what may wait for a snapshot."),
     "refused_locations": ("refused_locations", "Location messages of nodes that are not of this cluster."),
     "unknown_removed_blocks": ("unknown_removed_blocks", "Blocks reported as removed that were not known."),

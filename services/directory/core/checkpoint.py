@@ -68,6 +68,7 @@ class Checkpoint(Message, frozen=True, kw_only=True):
     branches: list[SavedBranch]
     phases: dict[str, tuple[Phase, Count]]
     events: list[str]
+    media: list[tuple[int, tuple[bytes, ...]]] = []
 
 
 CHECKPOINT = Decoder(Checkpoint)
@@ -90,6 +91,7 @@ def save(directory: Directory, sequence: int, now: float, wall: float) -> Checkp
         branches=[_saved(branch, number, now) for branch in reversed(list(directory.branches.newest_first()))],
         phases=dict(directory.phases),
         events=list(directory.events.applied),
+        media=list(directory.tree.media.of.items()),
     )
 
 
@@ -108,6 +110,7 @@ def restore(directory: Directory, checkpoint: Checkpoint, now: float, wall: floa
             directory.references.claim(branch, Claim(tip, *entry.homes), entry.blocks)
         for index, node, spans in entry.kept:
             directory.references.restore_kept(branch, runs[index], node, spans)
+    directory.tree.media.of.update(checkpoint.media)
     directory.phases |= checkpoint.phases
     directory.events.applied.update(dict.fromkeys(checkpoint.events))
 

@@ -39,9 +39,16 @@ class Copies:
     def stored(self, change: LocationChange, packed: bytes, holdings: Holdings) -> Run | None:
         """The blocks of these packed keys came as `change` says, or moved; the orphan that this made or met because
         their parent is unknown, if any."""
-        if not packed:
+        keys = keys_view(packed)
+        if change.media:
+            agreed = self._tree.media.agreeing(keys, change.media, self._tree.is_held)
+            self._counters.conflicting_media += agreed < len(keys)
+            keys = keys[:agreed]
+        if not keys:
             return None
-        inserted = self._tree.insert(change.parent, keys_view(packed))
+        inserted = self._tree.insert(change.parent, keys)
+        if change.media:
+            self._tree.media.note(keys, change.media)
         holding = holdings[change.tier]
         for run, first, last in inserted.pieces:
             self._hold(holding, run, first, last)

@@ -13,6 +13,7 @@ class Counters:
     duplicate_locations: int = 0
     late_locations: int = 0
     drifted_nodes: int = 0
+    conflicting_media: int = 0
     overflowed_locations: int = 0
     refused_locations: int = 0
     unknown_removed_blocks: int = 0

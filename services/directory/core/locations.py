@@ -66,7 +66,7 @@ class Locations:
                     continue
                 self._done(joined, now)
                 joined = None
-                if len(message.changes) == 1 and change.type is ChangeType.STORED and len(change.hashes):
+                if len(message.changes) == 1 and change.type is ChangeType.STORED and not change.media:
                     joined = Joined(node, change)
                 else:
                     self._apply(node, message, now)

@@ -114,6 +114,17 @@ def shared(tips: list[Tip], known: int, context: Tip) -> int:
     return blocks
 
 
+def shortened(tips: list[Tip], blocks: int) -> list[Tip]:
+    """The path of the first `blocks` blocks only."""
+    left: list[Tip] = []
+    for run, used in tips:
+        if blocks <= 0:
+            break
+        left.append((run, min(used, blocks)))
+        blocks -= used
+    return left
+
+
 def _ahead(sight: Sight, run: Run, used: int) -> tuple[list[NodeMatch], Piece, int]:
     """The sight from offset `used` of a run below `sight` that few holdings reach: (nodes, longest piece, blocks)."""
     start = longest = sight.blocks

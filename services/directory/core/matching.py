@@ -11,7 +11,7 @@ from services.directory.core.branch import Branch
 from services.directory.core.branches import Branches
 from services.directory.core.departures import left_by
 from services.directory.core.lineage import Judgement, Lineage, Signals
-from services.directory.core.match import shared
+from services.directory.core.match import shared, shortened
 from services.directory.core.pending import PendingPrefixes
 from services.directory.core.prefix_tree import PrefixTree
 from services.directory.core.run import Keys, Tip, keys_view
@@ -38,6 +38,8 @@ class Matching:
         keys = keys_view(query.hashes)
         total = len(keys)
         tips = self._tree.walk(keys)
+        if query.media:
+            tips = shortened(tips, self._tree.media.agreeing(keys, query.media, lambda _: True))
         self._tree.touch(tips)
         nodes, pieces = self._tree.sights.supply(tips)
         blocks = pieces[-1].last if pieces else 0

@@ -39,6 +39,7 @@ class Joined:
             and change.type is first.type
             and change.tier is first.tier
             and change.origin is first.origin
+            and not change.media
             and change.parent == int.from_bytes(self.parts[-1][-KEY_BYTES:], "little")
         )
         if follows and change.hashes:

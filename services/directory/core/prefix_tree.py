@@ -9,6 +9,7 @@ from typing import NamedTuple
 from services.directory.core import spans as sets
 from services.directory.core.key_index import KeyIndex
 from services.directory.core.match import Sights
+from services.directory.core.media import Media
 from services.directory.core.run import Holding, Keys, Run, Tip, path
 from services.directory.core.spans import Spans
 
@@ -41,6 +42,7 @@ class PrefixTree:
         self.conflicts = 0
         self.on_attach: list[Callable[[Run], None]] = []
         self.sights = Sights()
+        self.media = Media()
         self._idle: OrderedDict[Run, None] = OrderedDict()
         self._free: list[int] = []
         self._index = KeyIndex()
@@ -64,6 +66,11 @@ class PrefixTree:
             if run is not None and at is not None:
                 return run, at
         return None
+
+    def is_held(self, key: int) -> bool:
+        """Whether a copy of this block lies anywhere."""
+        place = self.find(key)
+        return place is not None and any(sets.reach(held, place[1]) > place[1] for held in place[0].held.values())
 
     def ending_with(self, key: int) -> Run | None:
         """The run whose last key this is."""
@@ -209,6 +216,7 @@ class PrefixTree:
         kept, first_key = len(run.keys) - run.idle, run.keys[0]
         self._end(run, None)
         self._index.take(run.packed(kept, len(run.keys)), run.ident)
+        self.media.forget(memoryview(run.keys)[kept:])
         del run.keys[kept:]
         self.blocks -= run.idle
         self.idle_blocks -= run.idle
