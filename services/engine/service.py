@@ -100,6 +100,7 @@ class EngineService:
             Limits.of(settings.node, info),
             max_waiting=settings.max_waiting,
             fetch_grace_s=settings.fetch_grace_s,
+            order_weight=settings.order_weight,
             node_timeout_s=settings.node_timeout_s,
             router_timeout_s=settings.router_timeout_s,
         )

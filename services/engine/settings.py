@@ -19,7 +19,8 @@ class EngineSettings(ServiceSettings, kw_only=True):
 
     `engine` chooses the table that counts, `timed` or `sglang`. `phase` holds until the planner's first command.
     `pool_socket` is the Unix socket of the node's pool; empty: no pool, nothing is reused between requests on hosts.
-    A fetch is given up when it takes `fetch_grace_s` longer than computing its tokens would.
+    A fetch is given up when it takes `fetch_grace_s` longer than computing its tokens would. Waiting prefills go in the
+    order of arrival + `order_weight` * predicted time (0: first come, first served); the router's has to be the same.
     A peer silent for `node_timeout_s` or a router silent for `router_timeout_s` has lost its requests here.
     """
 
@@ -34,6 +35,7 @@ class EngineSettings(ServiceSettings, kw_only=True):
     fetch_grace_s: Seconds = 0.05
     ask_timeout_s: Seconds = 0.5
     max_waiting: Annotated[int, Meta(ge=1)] = 4096
+    order_weight: Annotated[float, Meta(ge=0)] = 2.0
     timed: TimedSettings = field(default_factory=TimedSettings)
     sglang: SglangSettings = field(default_factory=SglangSettings)
 

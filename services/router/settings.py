@@ -19,6 +19,7 @@ class RouterSettings(ServiceSettings, kw_only=True):
     `default_max_tokens`: length of a chat answer whose request names none. `ttft_bound_s`: predicted time to first
     token above which a request is turned away; absent: never. `keys_file`: TOML with API keys; empty: everybody is the
     default tenant. `fetch_tokens_per_s` and `fetch_latency_s`: moving KV between the host memories of two nodes.
+    `handoff_tokens_per_s`: moving it from the device of one to that of another. `order_weight` is that of the engines.
     `idle_client_s` and `client_backlog_bytes`: a client that takes nothing for so long, or lets so much pile up, is
     cancelled. `keep_alive_s`: a stream without tokens gets a comment this often. `volatile_prefixes`: a first system
     block that begins with one of them changes with every request and is dropped. `tool_parser`, `reasoning_parser`:
@@ -52,6 +53,8 @@ class RouterSettings(ServiceSettings, kw_only=True):
     coefficients: Coefficients = msgspec.field(default_factory=Coefficients)
     fetch_tokens_per_s: float = 2.3e6
     fetch_latency_s: float = 0.002
+    handoff_tokens_per_s: float = 2e6
+    order_weight: float = 2.0
     volatile_prefixes: list[str] = msgspec.field(default_factory=lambda: [ATTRIBUTION])
 
     def __post_init__(self) -> None:
@@ -69,6 +72,7 @@ class RouterSettings(ServiceSettings, kw_only=True):
             "client_backlog_bytes",
             "body_limit_bytes",
             "fetch_tokens_per_s",
+            "handoff_tokens_per_s",
         ):
             if getattr(self, key) <= 0:
                 raise ValueError(f"`{key}` {getattr(self, key)} is not above 0")
@@ -80,3 +84,6 @@ class RouterSettings(ServiceSettings, kw_only=True):
 
     def fetch_cost(self) -> FetchCost:
         return FetchCost(self.fetch_tokens_per_s, self.fetch_latency_s)
+
+    def handoff_cost(self) -> FetchCost:
+        return FetchCost(self.handoff_tokens_per_s, 0.0)

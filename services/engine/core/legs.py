@@ -20,7 +20,7 @@ class QueuedLeg:
     `head_since`: since when only its fetch keeps it from the engine. `ask`: number of the reservation asked for and not
     yet answered, 0 without; `maybe_granted`: the last one was never answered. `token`: the first token. `told`: whether
     the decode node has confirmed the hand-off. `ending`: how the leg will end once it has left the engine.
-    `asked_at`, `last_asked_at` (decode): first and last refusal for want of room.
+    `asked_at`, `last_asked_at` (decode): first and last refusal for want of room. `order_at`: its place in the queue.
     """
 
     key: LegKey
@@ -28,6 +28,7 @@ class QueuedLeg:
     number: int
     arrived_at: float
     need_tokens: int
+    order_at: float
     state: RequestState = RequestState.QUEUED
     prompt_here: bool = False
     fetch_id: str | None = None
@@ -62,8 +63,9 @@ class QueuedLeg:
 
 
 def queue_order(leg: QueuedLeg) -> tuple[float, ...]:
-    """The one place that says which waiting leg of a phase goes first: first come, first served."""
-    return (leg.number,)
+    """The one place that says which waiting leg of a phase goes first: the one whose arrival plus a multiple of its
+    predicted time is earliest, so that short ones pass long ones, and nobody by more than that multiple."""
+    return (leg.order_at, leg.number)
 
 
 @dataclass(slots=True)

@@ -14,7 +14,8 @@ class Limits:
     beyond those that run, so that the next is there when one ends. `patience_s`: how long a decode leg that found no
     room lets younger ones pass. `look_ahead`: prefill legs tried in turn while a decode node is full.
     `fetch_grace_s`: how much later than computing again a fetch may be: computing costs others, waiting only this one.
-    `shared_pair`: both legs of a request on one node share their KV.
+    `shared_pair`: both legs of a request on one node share their KV. `order_weight`: a waiting prefill is overtaken by
+    those that come up to this many times the difference of their predicted times later; 0: first come, first served.
     """
 
     node: str
@@ -39,6 +40,7 @@ class Limits:
     node_timeout_s: float = 3.0
     keep_s: float = 30.0
     sweep_s: float = 0.05
+    order_weight: float = 0.0
 
     @classmethod
     def of(cls, node: str, info: BackendInfo) -> "Limits":

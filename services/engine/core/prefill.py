@@ -166,6 +166,12 @@ class PrefillQueue:
         due += [leg.head_since + self.patience_s(leg) for leg in waiting if leg.head_since is not None]
         return min((at for at in due if at > now), default=None)
 
+    def predicted_s(self, request: ServeRequest) -> float:
+        """How long this prefill will take, by the router's plan of what need not be computed."""
+        cached = min(request.cached_tokens, request.prompt_tokens - 1)
+        uncached = request.prompt_tokens - cached
+        return self.times.prefill_s(PrefillTerms(1, uncached, attention_pairs(uncached, cached)))
+
     def patience_s(self, leg: QueuedLeg) -> float:
         """How long a leg at the head waits for its fetch: what computing the missing tokens would take, and a little.
 
