@@ -143,6 +143,7 @@ class Branches:
         for heir in heirs:
             if not _conversation_shared(heir, branch):
                 self._disown(heir)
+                self.adopt(heir, (heir.key[0], heir.family) if heir.family is not None else None, None)
                 heir.kind = BranchKind.MAIN
 
     def _disown(self, branch: Branch) -> None:
