@@ -6,7 +6,8 @@ A block counts as used at least as late as any block that extended it. Values ar
 one for the time it is referenced and one for the time it is not; where it says nothing, count and time alone decide.
 
 Candidates (committed leaves nobody holds) have an entry with their present key in a heap; entries whose key or block
-has changed are dropped when they surface, so each operation takes amortised O(log n).
+has changed are dropped when they surface, so each operation takes amortised O(log n). The block that the last removal
+laid bare waits beside the heap: chains mostly go from end to start.
 """
 
 import heapq
@@ -49,6 +50,7 @@ class EvictionOrder:
         self.referenced_blocks = 0
         self.unreachable_blocks = 0
         self._heap: list[Key] = []
+        self._bared: int | None = None
         self._heap_limit = _SLACK
 
     def add(self, slot: int, parent: int | None, depth: int, now_s: float) -> None:
@@ -102,7 +104,10 @@ class EvictionOrder:
         self.parent[slot] = self.next_sibling[slot] = self._previous_sibling[slot] = 0
         if self.last_used_s[parent] < self.last_used_s[slot]:
             self.last_used_s[parent] = self.last_used_s[slot]
-        self._offer(parent)
+        if not self.first_child[parent]:
+            bared, self._bared = self._bared, parent
+            if bared is not None:
+                self._offer(bared)
 
     def _children(self, slot: int) -> list[int]:
         children: list[int] = []
@@ -172,6 +177,11 @@ class EvictionOrder:
 
     def pop(self) -> int | None:
         """The slot of the block that goes next, to be removed by the caller; None if none may go."""
+        bared, self._bared = self._bared, None
+        if bared is not None and self.is_candidate(bared):
+            if not self._heap or self.key(bared) < self._heap[0]:
+                return bared
+            self._push(bared)
         while self._heap:
             entry = heapq.heappop(self._heap)
             if self._is_current(entry):
@@ -221,7 +231,7 @@ class EvictionOrder:
                 assert self.parent[child] == slot + 1, f"slot {child} is a child of {slot} and does not know it"
             if self.parent[slot]:
                 assert slot in self._children(self.parent[slot] - 1), f"slot {slot} is no child of its parent"
-            if self.is_candidate(slot):
+            if self.is_candidate(slot) and slot != self._bared:
                 assert self.key(slot) in entries, f"slot {slot} may go but is not in the order"
             assert self.present[slot] or not self.flags[slot], f"slot {slot} has flags but no block"
         assert self.held_blocks == sum(1 for count in self.holds if count)

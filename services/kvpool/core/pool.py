@@ -94,7 +94,7 @@ class PoolCore:
         keys = keys_of_digests(request.digests)
         for i, digest in enumerate(digests_of(request.digests)):
             slot: tuple[int, int] | None = None
-            if found[i] is None and self._index.find(digest) is None:
+            if found[i] is None and (keys[i] not in self._index.slot_of or self._index.find(digest) is None):
                 slot = None if refused else self.blocks.begin(keys[i], digest, parent, owner, now_s, first + i, effects)
                 refused += slot is None
             granted.append(slot)
