@@ -112,16 +112,15 @@ def common_units(one: bytes, other: bytes) -> int:
 
 def change_at(before: bytes, now: bytes, position: int) -> Break | None:
     """What changed at `position`, if both go on alike behind it; the shortest such change."""
-    old, new = _units(before)[position:], _units(now)[position:]
-    lengths = range(LONGEST_CHANGE + 1)
-    for longest, (a, b) in ((max(pair), pair) for pair in sorted(((x, y) for x in lengths for y in lengths), key=max)):
-        if longest and _alike(old[a : a + SAME_AGAIN], new[b : b + SAME_AGAIN]):
-            return Break(position, old[:a].tobytes(), new[:b].tobytes())
-    return None
-
-
-def _alike(one: Units, other: Units) -> bool:
-    return len(one) == len(other) == SAME_AGAIN and bool((one == other).all())
+    start, window = position * UNIT_BYTES, SAME_AGAIN * UNIT_BYTES
+    ends = [start + length * UNIT_BYTES for length in range(LONGEST_CHANGE + 1)]
+    goes_on = {now[end : end + window]: end for end in reversed(ends) if end + window <= len(now)}
+    alike = ((end, goes_on.get(before[end : end + window])) for end in ends)
+    pairs = [(max(end, other), end, other) for end, other in alike if other is not None]
+    if not pairs:
+        return None
+    _, old, new = min(pairs)
+    return Break(position, before[start:old], now[start:new])
 
 
 def _units(packed: bytes) -> Units:
