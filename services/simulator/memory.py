@@ -40,6 +40,11 @@ class NodeMemory:
         if self._watch is not None:
             self._watch.cleared(self.name, L2, self._time())
 
+    def forget(self) -> None:
+        """What nobody uses goes."""
+        for tier in (self.l1, self.l2):
+            tier.make_room(tier.capacity_blocks)
+
     def leading(self, keys: "array[int]", limit: int) -> tuple[int, int]:
         """(leading blocks on the device, leading blocks that device and host memory supply together)."""
         device = self.l1.reach(keys, 0, limit)

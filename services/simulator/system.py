@@ -32,12 +32,14 @@ class SwitchCost:
     """What a node goes through between two phases. Running requests always end in place first.
 
     `relaunch_s`: out of service for so long from the command on, drawn uniformly (at least until drained). `capture_s`:
-    out of service after the drain. `keeps_kv`: whether device and host memory survive.
+    out of service after the drain. `keeps_kv`: whether device and host memory survive. `at_once`: of a switch that costs
+    nothing but KV: the node serves its new phase from the command on, and what nobody uses there goes then.
     """
 
     relaunch_s: tuple[float, float] | None = None
     capture_s: float = 0.0
     keeps_kv: bool = True
+    at_once: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -245,9 +245,11 @@ class World:
         self.switches.append(switch)
         for move in moves:
             node = self._nodes[move.node]
-            plain = cost.relaunch_s is None and not cost.capture_s and cost.keeps_kv
+            plain = cost.relaunch_s is None and not cost.capture_s and (cost.keeps_kv or cost.at_once)
             if plain and move.phase is not None and node.phase is not None:
                 node.command(move.phase, now)
+                if not cost.keeps_kv:
+                    node.memory.forget()
                 continue
             low, high = cost.relaunch_s or (0.0, 0.0)
             wait_s = 0.0 if move.phase is None else low + (high - low) * self.draw()
