@@ -26,7 +26,7 @@ def call(prompt_tokens: int = 64_000, **given: object) -> Call:
         "kind": "append",
         "version": 0,
         "turn": 0,
-        "keys": array("Q", range(number << 20, (number << 20) + prompt_tokens // BLOCK)),
+        "keys": array("Q", range(number << 12, (number << 12) + prompt_tokens // BLOCK)),
         "output_keys": array("Q"),
         "prompt_tokens": prompt_tokens,
         "output_tokens": 100,

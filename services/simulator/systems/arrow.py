@@ -38,7 +38,7 @@ class Arrow(Passive):
     """`_again`: requests that are placed once more after a relabelling."""
 
     id = "arrow"
-    traits = Traits(token_after_transfer=True, host_copies=4, switch=SwitchCost(keeps_kv=False))
+    traits = Traits(token_after_transfer=True, host_copies=4, switch=SwitchCost(keeps_kv=False, at_once=True))
 
     def __init__(self, ttft_s: float = TTFT_S, tpot_s: float = TPOT_S) -> None:
         self.ttft_s, self.tpot_s = ttft_s, tpot_s

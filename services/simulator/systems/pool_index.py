@@ -50,8 +50,8 @@ class PoolIndex:
         at = first
         while at < last:
             runs = {node: _leading(held[at:] & self._bit(node) != 0) for node in self._number if node != own}
-            node = max(runs, key=lambda name: runs[name])
-            if not runs[node]:
+            node = max(runs, key=lambda name: runs[name], default=own)
+            if not runs.get(node):
                 at += max(1, _leading(held[at:] & self._bit(own) != 0))
                 continue
             plan.append(FetchSource(node=node, first=at, last=at + runs[node]))
