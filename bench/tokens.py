@@ -3,13 +3,16 @@
 Conversations of 100,000 tokens grow by 2,000 tokens a turn; each turn is one chat request over the whole history, asked
 of both sides in turns: our router over two timed engines that take no time, and Dynamo's frontend over its mocker. Same
 tokenizer, chat template, bodies and block size. `cpu_ratio`: CPU per request of the router process over that of the
-frontend process. `req_ratio`: requests per second of 4 clients, everything on the same cores. The first turn of every
-conversation, which nobody has seen before, is told apart. `mismatches`: requests whose tokens differ from those of the
-whole text, tokenised by the library in one go.
+frontend process. `req_ratio`: requests per second of 4 clients, everything on the same cores. The peer runs as it
+comes, with its cache of token prefixes; `full_...` are the same ratios over the peer with that cache switched off,
+which tokenises every prompt in full (left out by --quick). The first turn of every conversation, which nobody has seen
+before, is told apart. `mismatches`: requests whose tokens differ from those of the whole text, tokenised by the library
+in one go.
 """
 
 import argparse
 import asyncio
+import contextlib
 import json
 import sys
 import tempfile
@@ -28,7 +31,7 @@ from services.cli.cluster.local import local_cluster
 from services.engine.sglang.model import ModelMissing, prepare
 from services.router.text.tokenizer import load_tokenizer
 
-PORT, PEER_PORT = 18_620, 18_621
+PORT, PEER_PORT, FULL_PORT = 18_620, 18_621, 18_622
 BLOCK_SIZE, CONTEXT_TOKENS, CLIENTS = 64, 262_144, 4
 READY_S = 90.0
 RESULTS = Path(__file__).parent / "results" / "tokens.json"
@@ -105,36 +108,51 @@ async def run(python: Path, work: Path, *, quick: bool) -> dict[str, Any]:
     except ModelMissing as error:
         raise SystemExit(str(error)) from error
     library = Tokenizer.from_file(str(model / "tokenizer.json"))
-    agents, turns = (4, 3) if quick else (8, 12)
+    agents, turns = (8, 3) if quick else (16, 6)
     conversations = [conversation(library, MODEL, turns, seed) for seed in range(agents)]
     wrong, counts = await mismatches(model, conversations)
     async with (
         local_cluster(PORT, options(model), work / "cluster.log", READY_S) as cluster,
         dynamo(python, model, PEER_PORT, work, BLOCK_SIZE) as peer_pid,
+        contextlib.AsyncExitStack() as stack,
     ):
         ours = Side("ours", PORT, cluster.state.processes["router"].pid)
-        theirs = Side("dynamo-1.6.1", PEER_PORT, peer_pid)
-        wrong += await measure([ours, theirs], conversations, counts)
-    return figures(ours, theirs, wrong, counts) | {"quick": quick, "agents": agents, "turns": turns}
+        sides = [ours, Side("dynamo-1.6.1", PEER_PORT, peer_pid)]
+        if not quick:
+            peer = dynamo(python, model, FULL_PORT, work, BLOCK_SIZE, cache=False)
+            sides.append(Side("dynamo-1.6.1 without its cache", FULL_PORT, await stack.enter_async_context(peer)))
+        wrong += await measure(sides, conversations, counts)
+    found = figures(ours, sides[1], wrong, counts) | {"quick": quick, "agents": agents, "turns": turns}
+    return found | {f"full_{key}": value for side in sides[2:] for key, value in ratios(ours, side).items()}
+
+
+def ratios(ours: Side, theirs: Side) -> dict[str, float]:
+    """Ours over theirs."""
+    return {
+        "cpu_ratio": mean(ours.cpu_ms) / mean(theirs.cpu_ms),
+        "req_ratio": mean(theirs.seconds) / mean(ours.seconds),
+        "peer_cpu_ms_per_request": mean(theirs.cpu_ms),
+        "peer_req_per_s": 1 / mean(theirs.seconds),
+    }
+
+
+def mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
 
 
 def figures(ours: Side, theirs: Side, wrong: int, counts: Sequence[Sequence[int]]) -> dict[str, Any]:
-    def mean(values: Sequence[float]) -> float:
-        return sum(values) / len(values)
-
     return {
         "bench": "tokens",
-        "cpu_ratio": mean(ours.cpu_ms) / mean(theirs.cpu_ms),
-        "req_ratio": mean(theirs.seconds) / mean(ours.seconds),
+        **ratios(ours, theirs),
         "mismatches": wrong,
         "cpu_ms_per_request": mean(ours.cpu_ms),
         "first_cpu_ms_per_request": ours.first_cpu_ms,
         "req_per_s": 1 / mean(ours.seconds),
         "rss_mb": ours.rss_mb,
         "peer": theirs.name,
-        "peer_cpu_ms_per_request": mean(theirs.cpu_ms),
         "peer_first_cpu_ms_per_request": theirs.first_cpu_ms,
-        "peer_req_per_s": 1 / mean(theirs.seconds),
+        "cpu_ms_by_round": [round(value, 1) for value in ours.cpu_ms],
+        "peer_cpu_ms_by_round": [round(value, 1) for value in theirs.cpu_ms],
         "prompt_tokens": mean([count for turns in counts for count in turns]),
         "base_tokens": BASE_TOKENS,
         "turn_tokens": TURN_TOKENS,
@@ -145,7 +163,7 @@ def figures(ours: Side, theirs: Side, wrong: int, counts: Sequence[Sequence[int]
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="bench.tokens", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="4 conversations of 3 turns")
+    parser.add_argument("--quick", action="store_true", help="8 conversations of 3 turns, one peer")
     parser.add_argument("--dynamo", type=Path, default=PYTHON, metavar="PYTHON", help="interpreter that has Dynamo")
     parser.add_argument("--json", type=Path, metavar="FILE")
     chosen = parser.parse_args(argv)

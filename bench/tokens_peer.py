@@ -37,8 +37,14 @@ def write_model(source: Path, folder: Path, context_tokens: int) -> Path:
 
 
 @contextlib.asynccontextmanager
-async def dynamo(python: Path, model: Path, port: int, work: Path, block_size: int) -> AsyncIterator[int]:
-    """The pid of a frontend that serves `model` on `port` with its KV router. Its event sockets listen everywhere."""
+async def dynamo(
+    python: Path, model: Path, port: int, work: Path, block_size: int, *, cache: bool = True
+) -> AsyncIterator[int]:
+    """The pid of a frontend that serves `model` on `port` with its KV router. Its event sockets listen everywhere.
+
+    `cache`: it keeps the tokens of prefixes that end at special tokens, as it does unless told otherwise.
+    """
+    store = work / f"dynamo-kv-{port}"
     environment = os.environ | {
         "DYN_TCP_RPC_HOST": HOST,
         "DYN_TCP_RESPONSE_STREAM_HOST": HOST,
@@ -46,7 +52,7 @@ async def dynamo(python: Path, model: Path, port: int, work: Path, block_size: i
         "DYN_SYSTEM_HOST": HOST,
         "DYN_HTTP_RPC_HOST": HOST,
         "DYN_DISCOVERY_BACKEND": "file",
-        "DYN_FILE_KV": str(work / "dynamo-kv"),
+        "DYN_FILE_KV": str(store),
         "DYN_REQUEST_PLANE": "tcp",
         "DYN_EVENT_PLANE": "zmq",
         "DYN_NAMESPACE": "dynamo",
@@ -55,7 +61,9 @@ async def dynamo(python: Path, model: Path, port: int, work: Path, block_size: i
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
     }
-    (work / "dynamo-kv").mkdir()
+    if not cache:
+        environment["DYN_TOKENIZER_CACHE"] = "0"
+    store.mkdir()
     workers = [
         *("dynamo.mocker", "--model-path", str(model), "--model-name", MODEL, "--num-workers", "2"),
         *("--block-size", str(block_size), "--speedup-ratio", "1000000", "--num-gpu-blocks-override", "200000"),
@@ -65,7 +73,7 @@ async def dynamo(python: Path, model: Path, port: int, work: Path, block_size: i
         *("dynamo.frontend", "--http-host", HOST, "--http-port", str(port)),
         *("--router-mode", "kv", "--kv-cache-block-size", str(block_size)),
     ]
-    log = work / "dynamo.log"
+    log = work / f"dynamo-{port}.log"
     started = []
     try:
         with log.open("wb") as out:

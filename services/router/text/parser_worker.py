@@ -7,6 +7,7 @@ result]. A piece of a result is ["text" | "thought", words], ["call", index, nam
 
 import importlib.util
 import os
+import re
 import struct
 import sys
 from collections.abc import Callable
@@ -17,8 +18,8 @@ import msgspec
 
 Raw = list[Any]
 _LENGTH = struct.Struct("<I")
-_STEP_IN_CALL = 32
-"""Characters of a call's arguments that are parsed at once: each step reads all arguments again."""
+_INSIDE_CALL = re.compile(r"[^}>\]\n]{0,31}[^}>\]\n]|[}>\]\n]")
+"""What of a call's arguments is parsed at once, since each step reads them all again: never past what may end it."""
 
 
 class Vocabulary:
@@ -92,9 +93,10 @@ class Parsing:
         found: list[Raw] = []
         detector, at = self._calls.detector, 0
         while at < len(text):
-            step = _STEP_IN_CALL if getattr(detector, "current_tool_name_sent", False) else 1
-            normal, calls = self._calls.parse_stream_chunk(text[at : at + step])
-            at += step
+            inside = _INSIDE_CALL.match(text, at) if getattr(detector, "current_tool_name_sent", False) else None
+            end = inside.end() if inside else at + 1
+            normal, calls = self._calls.parse_stream_chunk(text[at:end])
+            at = end
             found += self._said(normal) + self._streamed(calls)
         return _joined(found)
 

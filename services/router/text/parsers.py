@@ -47,6 +47,11 @@ class Parsers:
         self._numbers = itertools.count(1)
         self._starting = asyncio.Lock()
 
+    @property
+    def running(self) -> bool:
+        """Whether the process is there."""
+        return self._process is not None and self._process.returncode is None
+
     async def detect(self, template: str, special: list[str]) -> Formats:
         """The formats that belong to a chat template."""
         found = await self.ask("detect", "", {"template": template, "special": special})
