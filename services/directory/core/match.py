@@ -87,12 +87,12 @@ class Sights:
         return nodes, _pieces(tips, piece, total) if piece.last else []
 
     def _look(self, before: Sight | None, run: Run, used: int) -> Sight:
-        if run.sights is None:
-            run.sights = {}
-        if used not in run.sights:
+        if run.sights is None or used not in run.sights:
             self._kept.append((run, used))
             if len(self._kept) > SIGHTS_KEPT:
-                self._kept.popleft()[0].forget_sights(0)
+                self._kept.popleft()[0].forget_sights(0)  # possibly those of this very run
+        if run.sights is None:
+            run.sights = {}
         sight = run.sights[used] = Sight(before, run, used, self.lives)
         run.seen = max(run.seen, used)
         return sight
