@@ -1,5 +1,6 @@
 """Questions to the directory and its answers."""
 
+from enum import StrEnum
 from typing import Annotated
 
 import msgspec
@@ -57,6 +58,25 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
     nodes: list[str]
 
 
+class AbsenceReason(StrEnum):
+    """Why a block whose key is known is not supplied: no copy was ever reported, the last one was evicted while nobody
+    or while an active branch claimed it, its node is gone, or copies lie beyond a gap."""
+
+    NEVER_STORED = "never_stored"
+    EVICTED = "evicted"
+    EVICTED_REFERENCED = "evicted_referenced"
+    NODE_LOST = "node_lost"
+    UNREACHABLE = "unreachable"
+
+
+class Absence(msgspec.Struct, frozen=True, kw_only=True):
+    """Blocks [first, last) of the prefix are known and not supplied."""
+
+    first: Count
+    last: Count
+    reason: AbsenceReason
+
+
 class MatchReply(Message, frozen=True, kw_only=True):
     """The placement of the longest prefix that all L2 together supply.
 
@@ -66,6 +86,7 @@ class MatchReply(Message, frozen=True, kw_only=True):
     `lineage`: what the request is to its branch: extends, opens, fork, subagent, compact, transient. `life`: how often
     the branch had ended when the request arrived. `branch`, `version`, `parent`, `inferred`, `lineage` and `life` are
     to be copied into the request's context event.
+    `absent`: why blocks [blocks, known_blocks) are not supplied, in order. `context_blocks`: of the branch's context.
     `referenced_share`: per node the share of blocks in its L2 with a claim.
     """
 
@@ -88,6 +109,8 @@ class MatchReply(Message, frozen=True, kw_only=True):
     last_decode_node: str | None = None
     blind: bool = False
     error: str = ""
+    absent: list[Absence] = []
+    context_blocks: Count = 0
 
 
 class BranchQuery(Message, frozen=True, kw_only=True):

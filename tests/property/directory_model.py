@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from schemas.branch import BranchEvent, BranchEventType, BranchKind, BranchState, Compaction
-from schemas.directory import MatchQuery
+from schemas.directory import AbsenceReason, MatchQuery
 from schemas.kv import Tier
 from schemas.phase import Phase
 
@@ -66,6 +66,13 @@ class ModelBranch:
     claimed: Claimed | None = None
     kept: dict[int, str] = field(default_factory=dict)
 
+    def claims(self, key: int) -> bool:
+        """Whether it claims this block on any node."""
+        if self.claimed is None:
+            return False
+        placed = any(home is not None for home in self.claimed.homes.values())
+        return key in self.kept or (placed and key in keys_of(self.claimed.context))
+
 
 class Model:
     """What lies where (`view`, as reported), who claims what, and where a prefill claim is kept for want of a copy."""
@@ -77,6 +84,8 @@ class Model:
         self.known: set[int] = set()
         self.applied: set[str] = set()
         self.lease_s = lease_s
+        self.why: dict[int, AbsenceReason] = {}
+        self.ever_lost: set[int] = set()
 
     # copies
 
@@ -89,11 +98,25 @@ class Model:
                     branch.kept.pop(key, None)
 
     def removed(self, node: str, tier: Tier, keys: list[int]) -> None:
+        for key in self.view[node][tier].intersection(keys):
+            claimed = any(branch.claims(key) for branch in self.branches.values())
+            self.why[key] = AbsenceReason.EVICTED_REFERENCED if claimed else AbsenceReason.EVICTED
         self.view[node][tier].difference_update(keys)
+
+    def emptied(self, node: str, tier: Tier) -> None:
+        self.removed(node, tier, list(self.view[node][tier]))
 
     def lost(self, node: str) -> None:
         for tier in Tier:
+            self.why |= dict.fromkeys(self.view[node][tier], AbsenceReason.NODE_LOST)
+            self.ever_lost |= self.view[node][tier]
             self.view[node][tier].clear()
+
+    def absence(self, key: int) -> AbsenceReason:
+        """Why a known block is not supplied."""
+        if self.holders(key):
+            return AbsenceReason.UNREACHABLE
+        return self.why.get(key, AbsenceReason.NEVER_STORED)
 
     def copies(self, node: str) -> set[int]:
         return self.view[node][Tier.L1] | self.view[node][Tier.L2]

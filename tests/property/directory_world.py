@@ -204,7 +204,7 @@ class World:
         for change in message.changes:
             keys = unpack(change.hashes).tolist()
             if change.type is ChangeType.CLEARED:
-                self.model.view[node][change.tier].clear()
+                self.model.emptied(node, change.tier)
             elif change.type is ChangeType.REMOVED:
                 self.model.removed(node, change.tier, keys)
             else:
@@ -219,15 +219,15 @@ class World:
             if self.model.view[beat.node][tier] != pool.held[tier].keys():
                 if pool.held[tier]:
                     return
-                self.model.view[beat.node][tier].clear()
+                self.model.emptied(beat.node, tier)
 
     def answer(self, node: str, rnd: random.Random) -> None:
         """A node's dump as of now, in parts, block by block in any order; what is on the way may be older."""
         pool, feed = self.pools[node], self.feeds[node]
         self.asked.discard(node)
         self.heard[node] = self.now
-        self.model.lost(node)
         for tier in Tier:
+            self.model.emptied(node, tier)
             self.model.stored(node, tier, list(pool.held[tier]))
         if pool.incarnation != feed.incarnation:
             feed.begin(pool.incarnation)
@@ -302,6 +302,7 @@ class World:
         for node in self.pools:
             self.forget(node)
             self.feeds[node] = Feed()
+        self.model.why.clear()
         self.drain()
 
     # what routers and harnesses say

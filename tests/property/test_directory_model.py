@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from schemas.branch import BranchEvent, BranchEventType, BranchKind, Compaction
-from schemas.directory import MatchQuery, MatchReply
+from schemas.directory import AbsenceReason, MatchQuery, MatchReply
 from schemas.kv import Tier
 from schemas.phase import Phase, PhaseCommand
 
@@ -250,6 +250,7 @@ class DirectoryMachine(RuleBasedStateMachine):
         for node in NODES:
             assert leads.get(node, (0, 0)) == (lead(model.view[node][Tier.L1]), lead(l2[node]))
         self.compare_known(reply, lead(model.known))
+        self.compare_absent(reply, keys)
         known = model.branches.get(query.branch or "")
         if known is not None:
             assert (reply.lineage, reply.version) == model.judge(known, query.version, prompt, query)
@@ -260,6 +261,16 @@ class DirectoryMachine(RuleBasedStateMachine):
 
     def compare_known(self, reply: MatchReply, known: int) -> None:
         assert reply.known_blocks == known
+
+    def compare_absent(self, reply: MatchReply, keys: list[int]) -> None:
+        """Every block that is known and not supplied has the model's reason. A node's loss is worked off in pieces, so
+        what it held may be said to be lost although the same node evicted it since."""
+        found = {n: piece.reason for piece in reply.absent for n in range(piece.first, piece.last)}
+        assert list(found) == list(range(reply.blocks, reply.known_blocks))
+        for number, reason in found.items():
+            expected = self.world.model.absence(keys[number])
+            lost = reason is AbsenceReason.NODE_LOST and keys[number] in self.world.model.ever_lost
+            assert reason is expected or lost, (number, reason, expected)
 
     @rule(seed=seeds)
     def repair(self, seed: int) -> None:
@@ -299,6 +310,9 @@ class ForgetfulMachine(DirectoryMachine):
 
     def compare_known(self, reply: MatchReply, known: int) -> None:
         assert reply.blocks <= reply.known_blocks <= known
+
+    def compare_absent(self, reply: MatchReply, keys: list[int]) -> None:
+        """Reasons are forgotten with the keys."""
 
     @invariant()
     def memory_is_bounded(self) -> None:

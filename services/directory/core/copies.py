@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from schemas.directory import AbsenceReason
 from schemas.kv import LocationChange, Tier
+from services.directory.core import absence
 from services.directory.core.announcements import Announcements
 from services.directory.core.counters import Counters
 from services.directory.core.prefix_tree import PrefixTree
@@ -69,16 +71,18 @@ class Copies:
         holding.live = True
         self._tree.sights.lives += 1
 
-    def bury(self, holding: Holding) -> None:
-        """From now on what this holding had is out of sight."""
-        holding.live = False
+    def bury(self, holding: Holding, reason: AbsenceReason | None) -> None:
+        """From now on what this holding had is out of sight; None for what never was in sight."""
+        holding.live, holding.ended = False, reason
         self._tree.sights.lives += 1
 
     def sweep(self, holding: Holding) -> Iterator[None]:
         """Take a dead holding out of its runs."""
         while holding.runs:
             run = holding.runs.pop()
-            del run.held[holding]
+            blocks = run.held.pop(holding)
+            if holding.ended is not None:
+                absence.note(run, blocks, holding.ended)
             self._reachability.recheck(run)
             self._tree.settle(run)
             yield
@@ -116,4 +120,5 @@ class Copies:
             if holding.tier is Tier.L2:
                 self._announcements.left(holding, run, gone)
             if holding.live:
+                absence.note(run, gone, AbsenceReason.EVICTED)
                 self._reachability.shrunk(run, gone)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 
+from schemas.directory import AbsenceReason
 from schemas.kv import ChangeType, KvLocation, NodeHello, SnapshotPart, Tier
 from services.directory.core.copies import Copies, Holdings
 from services.directory.core.counters import Counters
@@ -188,7 +189,7 @@ class Locations:
                 return
 
     def _empty(self, node: Node, tier: Tier) -> None:
-        self._bury(node.holdings[tier])
+        self._bury(node.holdings[tier], AbsenceReason.EVICTED)
         self._install(node, node.holdings | {tier: Holding(node.name, tier, live=True)})
 
     def _apply(self, node: Node, message: KvLocation, now: float) -> None:
@@ -240,7 +241,7 @@ class Locations:
                 node.failed(now)
             return False
         for holding in node.holdings.values():
-            self._bury(holding)
+            self._bury(holding, AbsenceReason.EVICTED)
         for holding in staged.holdings.values():
             self._copies.revive(holding)
         self._install(node, staged.holdings)
@@ -256,7 +257,7 @@ class Locations:
         if node.staged is not None:
             self._hosts[node.name].remove(node.staged.holdings[Tier.L2])
             for holding in node.staged.holdings.values():
-                self._bury(holding)
+                self._bury(holding, None)
             node.staged = None
 
     def _renew(self, node: Node) -> None:
@@ -264,7 +265,7 @@ class Locations:
         self._discard(node)
         node.repaired()
         for holding in node.holdings.values():
-            self._bury(holding)
+            self._bury(holding, AbsenceReason.NODE_LOST)
         self._install(node, {tier: Holding(node.name, tier, live=True) for tier in Tier})
 
     def _install(self, node: Node, holdings: Holdings) -> None:
@@ -272,8 +273,8 @@ class Locations:
         staged = [node.staged.holdings[Tier.L2]] if node.staged is not None else []
         self._hosts[node.name] = [holdings[Tier.L2], *(h for h in staged if h is not holdings[Tier.L2])]
 
-    def _bury(self, holding: Holding) -> None:
-        self._copies.bury(holding)
+    def _bury(self, holding: Holding, reason: AbsenceReason | None) -> None:
+        self._copies.bury(holding, reason)
         if holding.runs:
             self.jobs.append(self._copies.sweep(holding))
 

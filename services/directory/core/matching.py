@@ -7,6 +7,7 @@ from collections.abc import Callable
 from schemas.branch import BranchKind
 from schemas.directory import MatchQuery, MatchReply
 from services.directory.core import lineage
+from services.directory.core.absence import absent
 from services.directory.core.branch import Branch
 from services.directory.core.branches import Branches
 from services.directory.core.departures import left_by
@@ -71,6 +72,8 @@ class Matching:
             last_prefill_node=branch.prefill if branch is not None else None,
             last_decode_node=branch.decode if branch is not None else None,
             blind=blind,
+            absent=absent(tips, blocks) if blocks < known else [],
+            context_blocks=branch.blocks if claim is not None and branch is not None else 0,
         )
 
     def _lineage(

@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from services.directory.core import absence
 from services.directory.core import spans as sets
 from services.directory.core.key_index import KeyIndex
 from services.directory.core.match import Sights
@@ -217,6 +218,7 @@ class PrefixTree:
         self._end(run, None)
         self._index.take(run.packed(kept, len(run.keys)), run.ident)
         self.media.forget(memoryview(run.keys)[kept:])
+        absence.trim(run, kept)
         del run.keys[kept:]
         self.blocks -= run.idle
         self.idle_blocks -= run.idle

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from schemas.directory import AbsenceReason
 from schemas.kv import Tier
 from schemas.phase import Phase
 from services.directory.core import spans as sets
@@ -30,15 +31,16 @@ class Holding:
     """What one tier of one node holds in one of its lives. Only a live one is seen; a dead one waits to be swept.
 
     `blocks` counts blocks held, `digest` is the exclusive or of their keys; for L2 `referenced` counts those of them
-    with a claim and `unreachable` those that no prefix in the cluster leads to.
+    with a claim and `unreachable` those that no prefix in the cluster leads to. `ended`: why a dead one holds nothing.
     """
 
-    __slots__ = ("blocks", "digest", "live", "node", "referenced", "runs", "tier", "unreachable")
+    __slots__ = ("blocks", "digest", "ended", "live", "node", "referenced", "runs", "tier", "unreachable")
 
     def __init__(self, node: str, tier: Tier, live: bool) -> None:
         self.node = node
         self.tier = tier
         self.live = live
+        self.ended: AbsenceReason | None = None
         self.blocks = 0
         self.digest = 0
         self.referenced = 0
@@ -92,11 +94,11 @@ class Run:
     `children`: by first key; `forks`: their offsets. `idle`: blocks at the end that nothing needs. `reach`: blocks
     [0, reach) are reachable: copies in the cluster cover them and all that lead to them. `sights`: what is seen of the
     first `used` blocks (match.py); `seen`: the largest of these numbers; `parted`: where
-    the last context that was looked up left the run.
+    the last context that was looked up left the run. `gone`: what the last copies of blocks came to (absence.py).
     """
 
     __slots__ = (
-        "children", "claims", "forks", "held", "ident", "idle", "kept", "keys", "offset", "orphan_of", "parent",
+        "children", "claims", "forks", "gone", "held", "ident", "idle", "kept", "keys", "offset", "orphan_of", "parent",
         "parted", "reach", "seen", "sights", "tips",
     )  # fmt: skip
 
@@ -113,6 +115,7 @@ class Run:
         self.claims: dict[tuple[str, Phase], Ends] = {}
         self.kept: dict[tuple[Branch, str], Spans] = {}
         self.tips: dict[Branch, None] = {}
+        self.gone: dict[AbsenceReason, Spans] | None = None
         self.idle = 0
         self.reach = 0
         self.sights: dict[int, Sight] | None = None
