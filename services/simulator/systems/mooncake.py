@@ -12,6 +12,7 @@ whole prefill time of every request there whose prefill has not ended. LRU inste
 leases or pins.
 """
 
+from array import array
 from collections.abc import Sequence
 
 from schemas.phase import Phase
@@ -71,10 +72,10 @@ class Mooncake(Passive):
         self._queued.pop(call.id, None)
         return ()
 
-    def stored(self, node: str, tier: str, parent: int | None, keys: bytes, now: float) -> None:
+    def stored(self, node: str, tier: str, parent: int | None, keys: "bytes | array[int]", now: float) -> None:
         self.index.stored(node, keys)
 
-    def removed(self, node: str, tier: str, parent: int | None, keys: bytes, now: float) -> None:
+    def removed(self, node: str, tier: str, parent: int | None, keys: "bytes | array[int]", now: float) -> None:
         self.index.removed(node, keys)
 
     def cleared(self, node: str, tier: str, now: float) -> None:

@@ -5,7 +5,6 @@ from array import array
 import numpy as np
 import numpy.typing as npt
 
-from schemas.kv import keys_of
 from schemas.serve import FetchSource
 
 Bits = npt.NDArray[np.uint64]
@@ -20,15 +19,15 @@ class PoolIndex:
         self._holders: Bits = np.zeros(_STEP, np.uint64)
         self._number: dict[str, int] = {}
 
-    def stored(self, node: str, packed: bytes) -> None:
-        """A node holds these blocks now (packed uint64 keys)."""
-        keys = keys_of(packed)
+    def stored(self, node: str, blocks: "bytes | array[int]") -> None:
+        """A node holds these blocks now (uint64 keys)."""
+        keys = np.frombuffer(blocks, np.uint64)
         self._reserve(int(keys.max()))
         self._holders[keys] |= self._bit(node)
 
-    def removed(self, node: str, packed: bytes) -> None:
+    def removed(self, node: str, blocks: "bytes | array[int]") -> None:
         """A node holds them no more."""
-        keys = keys_of(packed)
+        keys = np.frombuffer(blocks, np.uint64)
         self._reserve(int(keys.max()))
         self._holders[keys] &= ~self._bit(node)
 

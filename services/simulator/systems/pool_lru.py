@@ -6,6 +6,7 @@ at prefill start" (P95 TTFT 95 s, mean E2E 38 s on Claude Code). Routing: `dynam
 prefill starts, so the device waits. Nodes write prompts and answers; nothing is counted, eviction is LRU per node.
 """
 
+from array import array
 from collections.abc import Sequence
 
 from schemas.phase import Phase
@@ -40,10 +41,10 @@ class PoolLru(Passive):
         self.router.prefilled(call)
         return ()
 
-    def stored(self, node: str, tier: str, parent: int | None, keys: bytes, now: float) -> None:
+    def stored(self, node: str, tier: str, parent: int | None, keys: "bytes | array[int]", now: float) -> None:
         self.index.stored(node, keys)
 
-    def removed(self, node: str, tier: str, parent: int | None, keys: bytes, now: float) -> None:
+    def removed(self, node: str, tier: str, parent: int | None, keys: "bytes | array[int]", now: float) -> None:
         self.index.removed(node, keys)
 
     def cleared(self, node: str, tier: str, now: float) -> None:
