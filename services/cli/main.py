@@ -157,13 +157,27 @@ def _pin(node: str, port: int | None, nats: str | None, *, pinned: bool) -> None
 
 @app.command()
 def planner(mode: Mode, port: Port = None, nats: Nats = None) -> None:
-    """Switch the planner's automatic decisions on or off, or let it only say what it would do."""
+    """Switch the planner's decisions on or off, or let it only say what it would do (dry-run, the default)."""
     from schemas.phase import PlannerQuery
     from services.cli.connection import find_target
     from services.cli.orders import tell
 
     reply = _run(tell(find_target(port, None, nats), "mode", PlannerQuery(mode=mode.value, reason="ei planner")))
     typer.echo(f"planner: {reply.mode}")
+
+
+@app.command()
+def explain(
+    what: Annotated[str, typer.Argument(metavar="DECISION", help="Id of a decision or its beginning.")] = "last",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    port: Port = None,
+    nats: Nats = None,
+) -> None:
+    """Why the planner decided as it did: every split, its gain, and what was against it."""
+    from services.cli.connection import find_target
+    from services.cli.explain_decision import show_decision
+
+    _run(show_decision(find_target(port, None, nats), what, as_json=as_json))
 
 
 @app.command()
@@ -281,6 +295,24 @@ def demo(
     from services.cli.demo.play import run_demo
 
     sys.exit(run_demo(engine.value, port, leave=leave))
+
+
+@app.command()
+def gateway(
+    upstream: Annotated[str, typer.Option(help="Address of the server to put it in front of, http://HOST:PORT.")],
+    port: Annotated[int, typer.Option(help="Port to listen on.")] = 8100,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    nats: Annotated[
+        str | None, typer.Option(help="Broker to publish branch events to; EI_NATS_URL; without it they are logged.")
+    ] = None,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+) -> None:
+    """Identity and branch events in front of any OpenAI- or Anthropic-compatible server."""
+    if not upstream.startswith(("http://", "https://")):
+        raise typer.BadParameter(f"{upstream!r} is no http address", param_hint="--upstream")
+    from services.cli.gateway import run_gateway
+
+    sys.exit(run_gateway(upstream, host, port, nats, log_level))
 
 
 def main() -> None:

@@ -1,0 +1,1 @@
+"""Identity and branch events in front of any server with an OpenAI or Anthropic API; needs no cluster of ours."""
