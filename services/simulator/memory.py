@@ -31,7 +31,7 @@ class NodeMemory:
 
     def _evicted(self, gone: Gone) -> None:
         assert self._watch is not None
-        keys = array("Q", range(gone.first, gone.first + gone.blocks)).tobytes()
+        keys = array("Q", range(gone.first, gone.first + gone.blocks))
         self._watch.removed(self.name, L2, gone.parent, keys, self._time())
 
     def clear(self) -> None:
@@ -73,7 +73,7 @@ class NodeMemory:
         for start, end in self.l2.write(keys, first, last, now):
             if self._watch is not None:
                 parent = keys[start - 1] if start else None
-                self._watch.stored(self.name, L2, parent, keys[start:end].tobytes(), now)
+                self._watch.stored(self.name, L2, parent, keys[start:end], now)
 
     def check(self) -> None:
         self.l1.check()

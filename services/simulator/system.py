@@ -6,6 +6,7 @@ prefix is loaded, the planner, and what a change of the split costs. The rest (b
 is the same code for all of them.
 """
 
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -13,7 +14,7 @@ from typing import Protocol, runtime_checkable
 
 from schemas.phase import Phase
 from schemas.serve import FetchSource
-from services.engine.core.timing import Coefficients
+from services.engine.core.timing import Coefficients, PrefillTerms
 from services.simulator.call import Call
 from services.simulator.hardware import Hardware
 
@@ -32,8 +33,8 @@ class SwitchCost:
     """What a node goes through between two phases. Running requests always end in place first.
 
     `relaunch_s`: out of service for so long from the command on, drawn uniformly (at least until drained). `capture_s`:
-    out of service after the drain. `keeps_kv`: whether device and host memory survive. `at_once`: of a switch that costs
-    nothing but KV: the node serves its new phase from the command on, and what nobody uses there goes then.
+    out of service after the drain. `keeps_kv`: whether device and host memory survive. `at_once`: of a switch that
+    costs nothing but KV: the node serves its new phase from the command on, and what nobody uses there goes then.
     """
 
     relaunch_s: tuple[float, float] | None = None
@@ -129,6 +130,10 @@ class Cluster(Protocol):
         """Mark copies in a node's host memory (packed keys) for eviction, as a directory says."""
         ...
 
+    def value(self, node: str, keys: bytes, value: int, *, referenced: bool) -> None:
+        """What copies in a node's host memory are worth while they are referenced, or are not."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -216,10 +221,25 @@ class System(Protocol):
 
 @runtime_checkable
 class KvListener(Protocol):
-    """A system that follows where KV lies implements this too; keys as packed little-endian uint64, in chain order."""
+    """A system that follows where KV lies implements this too; keys in chain order."""
 
-    def stored(self, node: str, tier: str, parent: int | None, keys: bytes, now: float) -> None: ...
+    def stored(self, node: str, tier: str, parent: int | None, keys: "array[int]", now: float) -> None: ...
 
-    def removed(self, node: str, tier: str, parent: int | None, keys: bytes, now: float) -> None: ...
+    def removed(self, node: str, tier: str, parent: int | None, keys: "array[int]", now: float) -> None: ...
 
     def cleared(self, node: str, tier: str, now: float) -> None: ...
+
+
+@runtime_checkable
+class EngineListener(Protocol):
+    """A system that follows iterations implements this too; `now` is their end."""
+
+    def prefill_iterated(
+        self, node: str, terms: PrefillTerms, cached_tokens: int, duration_s: float, now: float
+    ) -> None: ...
+
+    def decode_iterated(
+        self, node: str, count: int, requests: int, context_tokens: float, duration_s: float, now: float
+    ) -> None:
+        """`count` iterations in a row with the same `requests`, over `context_tokens` on average."""
+        ...

@@ -230,6 +230,21 @@ class Tier:
         for bits, slots in marks.items():
             self._order.mark(slots, bits)
 
+    def value(self, packed: bytes, value: int, *, referenced: bool) -> None:
+        """What copies here are worth while they are referenced, or are not; a piece has the last word on any block."""
+        slots: dict[int, None] = {}
+        for key, blocks in _runs(packed):
+            end = key + blocks
+            while key < end:
+                slot = self._slot(key)
+                if slot is None:
+                    key += 1
+                    continue
+                slots[slot] = None
+                key = self._first[slot] + self._blocks[slot]
+        if slots:
+            self._order.value(list(slots), value, referenced=referenced)
+
     def _mark(self, slot: int, blocks: int, *, referenced: bool, unreachable: bool) -> int:
         before = self._referenced[slot]
         after = before | blocks if referenced else before & ~blocks

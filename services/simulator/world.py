@@ -11,7 +11,17 @@ from services.simulator.call import Call
 from services.simulator.clock import Agenda
 from services.simulator.hardware import Hardware
 from services.simulator.node import Node
-from services.simulator.system import Action, KvListener, Migrate, Move, NodeView, Place, System, Withdraw
+from services.simulator.system import (
+    Action,
+    EngineListener,
+    KvListener,
+    Migrate,
+    Move,
+    NodeView,
+    Place,
+    System,
+    Withdraw,
+)
 
 PREFILL, DECODE = Phase.PREFILL, Phase.DECODE
 
@@ -33,11 +43,11 @@ class Watch:
 
     def answered(self, call: Call) -> None: ...
 
-    def prefill_iteration(
+    def prefill_iterated(
         self, node: str, terms: PrefillTerms, cached_tokens: int, duration_s: float, now: float
     ) -> None: ...
 
-    def decode_iterations(
+    def decode_iterated(
         self, node: str, count: int, requests: int, context_tokens: float, duration_s: float, now: float
     ) -> None: ...
 
@@ -72,6 +82,9 @@ class World:
         self.hardware, self.system, self.block_tokens = hardware, system, block_tokens
         self.batch_tokens, self.times = hardware.batch_tokens, hardware.times
         self.watch = watch or Watch()
+        self._listeners: list[EngineListener] = [self.watch]
+        if isinstance(system, EngineListener):
+            self._listeners.append(system)
         self.finished: Callable[[Call, float], None] = lambda call, now: None
         self.switches: list[Switch] = []
         self.open_calls = 0
@@ -108,6 +121,10 @@ class World:
     def refer(self, node: str, keys: bytes, *, referenced: bool, unreachable: bool) -> None:
         """The directory's word on copies in a node's host memory."""
         self._nodes[node].memory.l2.refer(keys, referenced=referenced, unreachable=unreachable)
+
+    def value(self, node: str, keys: bytes, value: int, *, referenced: bool) -> None:
+        """What the directory says copies in a node's host memory are worth."""
+        self._nodes[node].memory.l2.value(keys, value, referenced=referenced)
 
     @property
     def split(self) -> str:
@@ -227,12 +244,14 @@ class World:
     def prefill_iterated(
         self, node: Node, terms: PrefillTerms, cached_tokens: int, duration_s: float, now: float
     ) -> None:
-        self.watch.prefill_iteration(node.name, terms, cached_tokens, duration_s, now)
+        for listener in self._listeners:
+            listener.prefill_iterated(node.name, terms, cached_tokens, duration_s, now)
 
     def decode_iterated(
         self, node: Node, count: int, requests: int, context_tokens: float, duration_s: float, now: float
     ) -> None:
-        self.watch.decode_iterations(node.name, count, requests, context_tokens, duration_s, now)
+        for listener in self._listeners:
+            listener.decode_iterated(node.name, count, requests, context_tokens, duration_s, now)
 
     # phases
 

@@ -1,0 +1,178 @@
+"""The directory in virtual time: the product's core, told of every change of KV at once.
+
+Simulated keys are consecutive numbers; the directory is told them multiplied by an odd constant, since its index takes
+keys for digests: evenly spread.
+"""
+
+from array import array
+
+import numpy as np
+
+from schemas.branch import BranchEvent, BranchEventType, BranchKind
+from schemas.directory import MatchQuery, MatchReply
+from schemas.kv import Capacities, ChangeType, KvLocation, LocationChange, NodeHello, SnapshotPart, Tier
+from schemas.phase import Phase, PhaseCommand
+from services.directory.core.directory import Directory, DirectoryConfig
+from services.directory.core.effects import Effect, NeedSnapshot, ReferencesChanged, ValuesChanged
+from services.simulator.call import Call
+from services.simulator.system import Cluster
+
+TICK_S = 1.0
+WORK_STEPS = 64
+_FOREVER_S = 1e12
+_SPREAD = 0x9E3779B97F4A7C15
+_WORD = 1 << 64
+_GATHER = pow(_SPREAD, -1, _WORD)
+_KINDS = {"fork": BranchKind.FORK, "subagent": BranchKind.SUBAGENT}
+
+
+class SimulatedDirectory:
+    """Matches, claims and locations. `counted`: pools are told which copies are referenced, and what they are worth."""
+
+    def __init__(self, cluster: Cluster, *, counted: bool, now: float) -> None:
+        self.core = Directory(DirectoryConfig(node_timeout_s=_FOREVER_S, pending_lease_s=3600.0), incarnation=1)
+        self._cluster, self._counted = cluster, counted
+        self._seq = dict.fromkeys(cluster.nodes, 0)
+        self._matches: dict[str, MatchReply] = {}
+        self._kinds: set[str] = set()
+        self._epoch = 0
+        for name, node in cluster.nodes.items():
+            hello = NodeHello(
+                node=name,
+                incarnation=1,
+                engine_incarnation=1,
+                model=cluster.hardware.name,
+                block_size=cluster.block_tokens,
+                key_version="simulated",
+                ranks=1,
+                engine="simulated",
+                dtype="",
+                capacities=Capacities(l1_tokens=node.l1_tokens, l2_tokens=node.l2_tokens),
+                transfer="",
+            )
+            self._follow(self.core.on_hello(hello, now), now)
+
+    def match(self, call: Call, now: float) -> MatchReply:
+        """Where the prefix of a call lies; the call counts as pending."""
+        kind = None
+        if call.branch not in self._kinds:
+            self._kinds.add(call.branch)
+            kind = _KINDS.get(call.kind, BranchKind.MAIN)
+        query = MatchQuery(
+            request=call.id,
+            hashes=_spread(call.keys),
+            prompt_tokens=call.prompt_tokens,
+            branch=call.branch,
+            version=call.version,
+            parent=call.parent,
+            kind=kind,
+        )
+        reply = self._matches[call.id] = self.core.match(query, now)
+        self._work(now)
+        return reply
+
+    def placed(self, call: Call, node: str, now: float) -> None:
+        """Others with the same prefix may wait for it there."""
+        self.core.match(MatchQuery(request=call.id, placed_node=node), now)
+
+    def answered(self, call: Call, now: float) -> None:
+        """The branch's new context, as the router publishes it; and the branch's end."""
+        match = self._matches.pop(call.id)
+        context = call.keys + call.output_keys
+        base = min(match.branch_blocks, len(context))
+        event = BranchEvent(
+            id=f"{call.id}/context",
+            t=now,
+            branch=call.branch,
+            type=BranchEventType.CONTEXT,
+            parent=match.parent,
+            version=match.version,
+            source="router",
+            request=call.id,
+            tip=_one(context[-1]) if context else None,
+            blocks=len(context),
+            base_blocks=base,
+            base=_one(context[base - 1]) if base else None,
+            keys=_spread(context[base:]),
+            prompt_blocks=len(call.keys),
+            kind=_KINDS.get(call.kind),
+            lineage=match.lineage,
+            life=match.life,
+            prefill_node=call.prefill_node,
+            decode_node=call.decode_node,
+        )
+        self._follow(self.core.on_branch_event(event, now), now)
+        if call.last:
+            end = BranchEvent(id=f"{call.id}/end", t=now, branch=call.branch, type=BranchEventType.END, source="router")
+            self._follow(self.core.on_branch_event(end, now), now)
+
+    def commanded(self, node: str, phase: Phase, now: float) -> None:
+        """A node's phase is ordered."""
+        self._epoch += 1
+        command = PhaseCommand(
+            id=f"{node}/{self._epoch}", t=now, node=node, phase=phase, epoch=self._epoch, reason="", decision_id=""
+        )
+        self._follow(self.core.on_phase(command), now)
+
+    def tick(self, now: float) -> None:
+        """Once a second."""
+        self._follow(self.core.tick(now), now)
+
+    # where KV lies
+
+    def stored(self, node: str, tier: str, parent: int | None, keys: "array[int]", now: float) -> None:
+        self._moved(node, _change(ChangeType.STORED, tier, parent, keys), now)
+
+    def removed(self, node: str, tier: str, parent: int | None, keys: "array[int]", now: float) -> None:
+        self._moved(node, _change(ChangeType.REMOVED, tier, parent, keys), now)
+
+    def cleared(self, node: str, tier: str, now: float) -> None:
+        self._moved(node, LocationChange(type=ChangeType.CLEARED, tier=Tier(tier)), now)
+
+    def _moved(self, node: str, change: LocationChange, now: float) -> None:
+        self._seq[node] += 1
+        message = KvLocation(node=node, incarnation=1, seq=self._seq[node], changes=[change])
+        self._follow(self.core.on_location(message, now), now)
+
+    # effects
+
+    def _work(self, now: float) -> None:
+        while self.core.has_work:
+            self._carry_out(self.core.work(WORK_STEPS), now)
+
+    def _follow(self, effects: list[Effect], now: float) -> None:
+        self._carry_out(effects, now)
+        self._work(now)
+
+    def _carry_out(self, effects: list[Effect], now: float) -> None:
+        for effect in effects:
+            if isinstance(effect, ReferencesChanged):
+                if self._counted and effect.keys:
+                    self._cluster.refer(
+                        effect.node, _gather(effect.keys), referenced=effect.referenced, unreachable=effect.unreachable
+                    )
+            elif isinstance(effect, ValuesChanged):
+                if self._counted:
+                    self._cluster.value(effect.node, _gather(effect.keys), effect.value, referenced=effect.referenced)
+            elif isinstance(effect, NeedSnapshot):
+                empty = SnapshotPart(
+                    node=effect.node, incarnation=1, seq=self._seq[effect.node], snapshot="0", changes=[]
+                )
+                self._carry_out(self.core.on_snapshot(empty, now), now)
+
+
+def _one(key: int) -> int:
+    return key * _SPREAD % _WORD
+
+
+def _spread(keys: "array[int]") -> bytes:
+    return (np.frombuffer(keys, np.uint64) * np.uint64(_SPREAD)).tobytes()
+
+
+def _gather(packed: bytes) -> bytes:
+    return (np.frombuffer(packed, np.uint64) * np.uint64(_GATHER)).tobytes()
+
+
+def _change(type_: ChangeType, tier: str, parent: int | None, keys: "array[int]") -> LocationChange:
+    before = None if parent is None else _one(parent)
+    return LocationChange(type=type_, tier=Tier(tier), hashes=_spread(keys), parent=before)

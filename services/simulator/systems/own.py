@@ -1,0 +1,204 @@
+"""Our engines under the product's own cores: directory, placement, ledger, planner. `ours` and what differs from it.
+
+Everything decided here is decided by `services.router.core`, `services.directory.core` and `services.planner.core`;
+this file is only their shell in virtual time. `static-own` is the same without a planner's orders.
+"""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from schemas.phase import Phase
+from services.engine.core.timing import PrefillTerms
+from services.planner.core.options import OFF, ON, DecideSettings, ModelSettings
+from services.planner.core.policy import PlannerSettings
+from services.router.core.load import Booking, Ledger
+from services.router.core.placement import (
+    Candidate,
+    DecodeView,
+    FetchCost,
+    PrefillView,
+    Prompt,
+    choose_decode,
+    choose_prefill,
+    predict,
+)
+from services.router.core.timing import Coefficients, coefficients_of
+from services.simulator.call import Call
+from services.simulator.directory import TICK_S, SimulatedDirectory
+from services.simulator.passive import Passive
+from services.simulator.planner import SimulatedPlanner
+from services.simulator.system import Action, Cluster, Load, NodeView, Place, Traits
+
+SYMMETRIC = Traits(shared_pool=True, counted=True, load=Load.WAITING, writes_output=True)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnSettings:
+    """What of the product is on. `decode_in_turn`: round robin instead of the predicted iteration time.
+
+    `planner`: orders splits; off: models are learned all the same, for routing.
+    """
+
+    planner: bool = True
+    decide: DecideSettings = field(default_factory=DecideSettings)
+    initial_split: str = "6P3D"
+    warm_up: bool = True
+    decode_in_turn: bool = False
+
+
+class Own(Passive):
+    """The product. Use `SimulatedPlanner.decisions` to see why it switched."""
+
+    id = "ours"
+    traits = SYMMETRIC
+    directory: SimulatedDirectory
+    planner: SimulatedPlanner
+
+    def __init__(self, settings: OwnSettings | None = None, *, id: str = "ours", traits: Traits = SYMMETRIC) -> None:  # noqa: A002
+        self.id, self.traits = id, traits
+        self.settings = settings or OwnSettings()
+        self._ledger = Ledger()
+        self._booked: dict[str, tuple[Booking, Booking]] = {}
+        self._lineage: dict[str, tuple[str, int]] = {}
+        self._models: dict[str, Coefficients] = {}
+        self._turn = 0
+        self._tick_at = 0.0
+
+    def begin(self, cluster: Cluster, now: float) -> None:
+        super().begin(cluster, now)
+        times, hardware = cluster.times, cluster.hardware
+        self._default = Coefficients(
+            c0=times.c0,
+            c1=times.c1,
+            c2=times.c2,
+            c3=times.c3,
+            d0=times.d0,
+            d1=times.d1,
+            d2=times.d2,
+            d3=times.d3,
+            expert_share=times.active_share,
+            fed_tokens=times.fed_tokens,
+        )
+        self._fetch = FetchCost(hardware.host_link / hardware.kv_bytes_per_token, hardware.latency_s)
+        self.directory = SimulatedDirectory(cluster, counted=self.traits.counted, now=now)
+        settings = PlannerSettings(
+            block_size=cluster.block_tokens,
+            switch_timeout_s=3600.0,
+            mode=ON if self.settings.planner else OFF,
+            initial_split=self.settings.initial_split,
+            warm_up=self.settings.warm_up,
+            model=ModelSettings(),
+            decide=self.settings.decide,
+        )
+        self.planner = SimulatedPlanner(settings, cluster, now)
+
+    # requests
+
+    def arrived(self, call: Call, now: float) -> Sequence[Action]:
+        prefill, decode = self.cluster.serving(Phase.PREFILL), self.cluster.serving(Phase.DECODE)
+        match = self.directory.match(call, now)
+        self._lineage[call.id] = match.lineage, match.known_blocks * self.cluster.block_tokens
+        prompt = Prompt(call.prompt_tokens, self.cluster.block_tokens, match)
+        self._turn += 1
+        candidates = [predict(prompt, self._prefill_view(node, now), _anybody, self._fetch_cost) for node in prefill]
+        best = choose_prefill(candidates, self._turn)
+        chosen = self._decode_node(call, best, decode)
+        self._book(call, best, chosen)
+        self.directory.placed(call, best.node, now)
+        return (Place(call, best.node, chosen, best.fetch, best.ttft_s),)
+
+    def _prefill_view(self, node: NodeView, now: float) -> PrefillView:
+        remaining, queue = self._ledger.wait(node.name, now)
+        model = self._models.get(node.name, self._default)
+        used, referenced = node.l2_used_tokens, node.l2_referenced_tokens
+        return PrefillView(node.name, remaining, queue, node.l2_tokens, used, referenced, model)
+
+    def _decode_node(self, call: Call, best: Candidate, nodes: Sequence[NodeView]) -> str:
+        if self.settings.decode_in_turn:
+            return nodes[self._turn % len(nodes)].name
+        return choose_decode([self._decode_view(node) for node in nodes], self._need(call), best.node, self._turn).node
+
+    def _decode_view(self, node: NodeView) -> DecodeView:
+        running, committed = self._ledger.decoding(node.name)
+        model = self._models.get(node.name, self._default)
+        return DecodeView(node.name, running, committed, node.l1_tokens, self.cluster.hardware.max_running, model)
+
+    def _need(self, call: Call) -> int:
+        """KV the answer will probably need; how long it gets nobody knows yet."""
+        return call.prompt_tokens + round(self._ledger.mean_output_tokens)
+
+    def _fetch_cost(self, source: str, sink: str) -> FetchCost:
+        return self._fetch
+
+    def _book(self, call: Call, best: Candidate, decode: str) -> None:
+        need = self._need(call)
+        booked = (
+            Booking(Phase.PREFILL, best.node, best.service_s, need),
+            Booking(Phase.DECODE, decode, 0.0, need),
+        )
+        self._booked[call.id] = booked
+        self._ledger.set(call.id, booked)
+
+    def prefill_started(self, call: Call, now: float) -> None:
+        prefill, decode = self._booked[call.id]
+        started = Booking(Phase.PREFILL, prefill.node, prefill.service_s, prefill.tokens, now)
+        self._booked[call.id] = started, decode
+        self._ledger.set(call.id, (started, decode))
+
+    def prefilled(self, call: Call, now: float) -> Sequence[Action]:
+        self._ledger.set(call.id, (self._booked[call.id][1],))
+        return ()
+
+    def ended(self, call: Call, now: float) -> Sequence[Action]:
+        self._ledger.set(call.id, ())
+        prefill, _ = self._booked.pop(call.id)
+        self._ledger.served(prefill.service_s, call.output_tokens)
+        lineage, known = self._lineage.pop(call.id)
+        self.directory.answered(call, now)
+        self.planner.answered(call, lineage, known, now)
+        return ()
+
+    # the planner
+
+    def next_wake(self, now: float) -> float | None:
+        return self._tick_at
+
+    def wake(self, now: float) -> Sequence[Action]:
+        self._tick_at = now + TICK_S
+        self.directory.tick(now)
+        moves = self.planner.beat(now)
+        self._models = {name: coefficients_of(model, self._default) for name, model in self.planner.models.items()}
+        for move in moves:
+            if move.phase is not None:
+                self.directory.commanded(move.node, move.phase, now)
+        return moves
+
+    def moved(self, node: str, now: float) -> Sequence[Action]:
+        self.planner.moved(node, now)
+        return ()
+
+    # what nodes report
+
+    def stored(self, node: str, tier: str, parent: int | None, keys: "array[int]", now: float) -> None:
+        self.directory.stored(node, tier, parent, keys, now)
+
+    def removed(self, node: str, tier: str, parent: int | None, keys: "array[int]", now: float) -> None:
+        self.directory.removed(node, tier, parent, keys, now)
+
+    def cleared(self, node: str, tier: str, now: float) -> None:
+        self.directory.cleared(node, tier, now)
+
+    def prefill_iterated(
+        self, node: str, terms: PrefillTerms, cached_tokens: int, duration_s: float, now: float
+    ) -> None:
+        self.planner.prefill_iterated(node, terms, cached_tokens, duration_s, now)
+
+    def decode_iterated(
+        self, node: str, count: int, requests: int, context_tokens: float, duration_s: float, now: float
+    ) -> None:
+        self.planner.decode_iterated(node, count, requests, context_tokens, duration_s, now)
+
+
+def _anybody(node: str) -> bool:
+    return True
