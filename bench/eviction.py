@@ -2,8 +2,10 @@
 
 One sequence of accesses per trace, recorded with agents in a closed loop, unlimited cache and constant service time,
 is replayed with every policy and capacity, by the cores of one pool and one directory in virtual time. Capacities are
-shares of the most blocks that active branches claimed at any time. A branch's events reach the directory with the time
-they happen; nothing of the trace's future does. Waits are cut at --longest-wait seconds as in the reference's replay.
+shares of the most blocks that active branches claimed at any time. A branch's events reach the directory when they
+happen; nothing of the trace's future does. Waits are cut at --longest-wait seconds as in the reference's replay, or
+left as recorded (NAME:recorded); then `slept_kept` is the share of its prefix that a branch finds after a wait of 300
+to 420 s, and `left_kept` how much is still here of what compactions left behind during these waits.
 Traces: {cc_weka042026,synth_cc,synth_putnam,synth_osworld}.btrace.jsonl.gz in --traces, EI_TRACES or data/traces.
 """
 
@@ -22,7 +24,9 @@ from bench.eviction_trace import find
 
 CAPACITIES = (0.5, 0.7, 0.85, 1.0, 1.15, 1.5)
 CLAUDE_CODE, SMOKE = "cc_weka042026", "cc_smoke"
-SETS = (CLAUDE_CODE, "synth_cc", "synth_putnam", "synth_osworld")
+RECORDED = ":recorded"
+"""Behind the name of a trace: waits as recorded, however long."""
+SETS = (CLAUDE_CODE, CLAUDE_CODE + RECORDED, "synth_cc", "synth_putnam", "synth_osworld")
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -42,6 +46,8 @@ def replays(sequence: Sequence, policies: list[str], capacities: list[float]) ->
                 "hit": round(figures.hit / figures.prompt, 5),
                 "ideal": round(figures.ideal / figures.prompt, 5),
                 "lost": round(figures.lost, 6),
+                "slept_kept": round(figures.slept_hit / figures.slept_ideal, 4) if figures.slept_ideal else None,
+                "left_kept": round(figures.left_kept / figures.left, 4) if figures.left else None,
                 "refused": figures.refused,
                 "values_told": figures.told_values,
                 "demand_blocks": most,
@@ -66,12 +72,12 @@ def keys(rows: list[dict[str, Any]], trace: str) -> dict[str, float | None]:
 
 def table(rows: list[dict[str, Any]], policies: list[str]) -> str:
     """Lost reuse in percent: a line per trace and capacity."""
-    lines = [f"{'lost reuse %':24}" + "".join(f"{policy:>16}" for policy in policies)]
+    lines = [f"{'lost reuse %':30}" + "".join(f"{policy:>16}" for policy in policies)]
     for trace in dict.fromkeys(row["trace"] for row in rows):
         for capacity in dict.fromkeys(row["capacity"] for row in rows if row["trace"] == trace):
             found = {r["policy"]: r["lost"] for r in rows if (r["trace"], r["capacity"]) == (trace, capacity)}
             cells = "".join(f"{100 * found[p]:16.3f}" if p in found else f"{'':16}" for p in policies)
-            lines.append(f"{trace:18}{100 * capacity:4.0f} %" + cells)
+            lines.append(f"{trace:24}{100 * capacity:4.0f} %" + cells)
     return "\n".join(lines)
 
 
@@ -87,7 +93,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--agents", type=int, default=126)
     parser.add_argument("--tokens-per-block", type=int, default=2048, help="a multiple of 64")
     parser.add_argument("--service", type=float, default=10.0, metavar="S", help="seconds from request to answer")
-    parser.add_argument("--longest-wait", type=float, default=22.0, metavar="S", help="inf: as recorded")
+    parser.add_argument("--longest-wait", type=float, default=22.0, metavar="S")
     parser.add_argument("--warm", type=float, default=900.0, metavar="S", help="not scored")
     parser.add_argument("--until", type=float, default=3600.0, metavar="S")
     parser.add_argument("--half", choices=("tuning", "held-out"), help="only every other agent of each trace")
@@ -103,14 +109,14 @@ def main() -> None:
     names, policies = chosen.sets.split(","), chosen.policies.split(",")
     capacities = [float(capacity) for capacity in chosen.capacities.split(",")]
     rows: list[dict[str, Any]] = []
-    for name, path in [(name, find(name, chosen.traces)) for name in names]:
+    for name, path in [(name, find(name.removesuffix(RECORDED), chosen.traces)) for name in names]:
         sequence = record(
             name,
             path,
             agents=chosen.agents,
             tokens_per_block=chosen.tokens_per_block,
             service_s=chosen.service,
-            longest_wait_s=chosen.longest_wait,
+            longest_wait_s=float("inf") if name.endswith(RECORDED) else chosen.longest_wait,
             warm_s=chosen.warm,
             until_s=chosen.until,
             plays=halves[chosen.half],
@@ -125,7 +131,7 @@ def main() -> None:
         "agents": chosen.agents,
         "tokens_per_block": chosen.tokens_per_block,
         "service_s": chosen.service,
-        "longest_wait_s": None if chosen.longest_wait == float("inf") else chosen.longest_wait,
+        "longest_wait_s": chosen.longest_wait,
         "scored_s": [chosen.warm, chosen.until],
         "half": chosen.half,
         "quick": chosen.quick,

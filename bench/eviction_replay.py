@@ -1,11 +1,13 @@
 """One replay of a sequence: the cores of a pool and of a directory in virtual time, one policy, one capacity."""
 
+from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
 
 from bench.eviction_policies import POLICIES, Rival
 from bench.eviction_sequence import Access, Sequence
+from bench.eviction_trace import Blocks
 from schemas.branch import BranchEvent, BranchEventType, BranchKind
 from schemas.directory import MatchQuery
 from schemas.kv import Capacities, KvReference, NodeHello, ReferenceChange, ValueChange
@@ -21,6 +23,8 @@ OWNER = 1
 FINGERPRINT = bytes(16)
 TICK_S = 1.0
 WIRE_BYTES = 1 << 20
+SLEPT_S = (300.0, 420.0)
+"""Waits like the reference's 359 s."""
 
 
 @dataclass
@@ -34,6 +38,11 @@ class Figures:
     most_referenced: int = 0
     evicted_referenced: int = 0
     told_values: int = 0
+    slept_ideal: int = 0
+    slept_hit: int = 0
+    left: int = 0
+    left_kept: int = 0
+    """`slept`: of requests after a wait of SLEPT_S. `left`: what compactions during those waits left behind."""
 
     @property
     def lost(self) -> float:
@@ -54,7 +63,8 @@ class Replay:
         self._known = np.zeros(sequence.blocks, bool)
         self._references = 0
         self._tick_s = 0.0
-        self._contexts: dict[str, int] = {}
+        self._last: dict[str, Access] = {}
+        self._left: deque[tuple[float, Blocks]] = deque(maxlen=256)
         if self._told:
             self._perform(self.directory.on_hello(_hello(capacity_blocks, sequence.tokens_per_block), 0.0))
 
@@ -102,6 +112,7 @@ class Replay:
         if self._told:
             self._context(access, digests)
         self._known[access.blocks] = True
+        self._leaves(access)
         self.figures.most_referenced = max(self.figures.most_referenced, self.pool.status().referenced_blocks)
 
     def _score(self, access: Access, hit: int) -> None:
@@ -113,6 +124,29 @@ class Replay:
             self.figures.prompt += len(access.blocks)
             self.figures.hit += hit
             self.figures.ideal += ideal
+            self._sleepers(access, hit, ideal)
+
+    def _sleepers(self, access: Access, hit: int, ideal: int) -> None:
+        """A long wait is over: what is left of its context, and of contexts that others compacted meanwhile."""
+        last = self._last.get(access.branch)
+        if last is None or last.row.version != access.row.version:
+            return
+        if not SLEPT_S[0] <= access.at_s - last.at_s <= SLEPT_S[1]:
+            return
+        self.figures.slept_ideal += ideal
+        self.figures.slept_hit += hit
+        for at_s, blocks in self._left:
+            if at_s > last.at_s:
+                held = self.pool.blocks.readable(self.sequence.digests(blocks))
+                self.figures.left += len(held)
+                self.figures.left_kept += len(held) - held.count(None)
+
+    def _leaves(self, access: Access) -> None:
+        """Note what a compaction left."""
+        last, self._last[access.branch] = self._last.get(access.branch), access
+        if last is not None and last.row.version != access.row.version:
+            gone = np.setdiff1d(last.blocks, access.blocks)
+            self._left.append((access.at_s, gone))
 
     def _write(self, digests: bytes, first: int, now: float) -> None:
         """Write all blocks from `first` on that are not here."""

@@ -11,6 +11,8 @@ from msgspec import Meta
 from schemas.codec import Decoder, Message
 
 KEY_BYTES = 8
+NEUTRAL = 128
+"""What a copy is worth of which nobody said more."""
 Count = Annotated[int, Meta(ge=0)]
 
 
@@ -131,7 +133,7 @@ class ReferenceChange(msgspec.Struct, frozen=True, kw_only=True):
 
 class ValueChange(msgspec.Struct, frozen=True, kw_only=True):
     """What copies on one node are worth while they are referenced, or while they are not: among copies of equal rank
-    those of the smallest value go first. 0 where nothing was said; void when the copy's `referenced` changes."""
+    those of the smallest value go first. NEUTRAL where nothing was said; void when the copy's `referenced` changes."""
 
     value: Annotated[int, Meta(ge=0, le=255)]
     referenced: bool

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.branch import BranchEventType
-from schemas.kv import Capacities
+from schemas.kv import NEUTRAL, Capacities
 from schemas.kv import keys_of as unpack
 from services.directory.core.effects import ReferencesChanged, ValuesChanged
 from services.directory.core.run import path
@@ -134,7 +134,9 @@ class World:
         self.hear()
         for node, pool in self.pools.items():
             if node in self.bench.core.values.scarce and not self.bench.core.locations.nodes[node].lost:
-                told = {key: pool.values.get((key, True), 0) for key, claimed in pool.referenced.items() if claimed}
+                told = {
+                    key: pool.values.get((key, True), NEUTRAL) for key, claimed in pool.referenced.items() if claimed
+                }
                 assert told == {key: self.expected(key) for key in told}
 
 

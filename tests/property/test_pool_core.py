@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from schemas.block_key import pack_keys, short_key
-from schemas.kv import ChangeType, KvReference, LocationChange, ReferenceChange, Tier, ValueChange, keys_of
+from schemas.kv import NEUTRAL, ChangeType, KvReference, LocationChange, ReferenceChange, Tier, ValueChange, keys_of
 from schemas.pool import AllocateRequest, CommitRequest, LeaseRequest
 from services.kvpool.core.blocks import AdoptedBlock, Effects
 from services.kvpool.core.pool import PoolCore
@@ -53,7 +53,7 @@ class _Block:
     depth: int
     referenced: bool = False
     unreachable: bool = False
-    worth: dict[bool, int] = field(default_factory=lambda: {True: 0, False: 0})
+    worth: dict[bool, int] = field(default_factory=lambda: {True: NEUTRAL, False: NEUTRAL})
     """By whether it is referenced."""
 
 
@@ -290,7 +290,7 @@ class PoolAgainstModel(RuleBasedStateMachine):
         if full:
             for block in self.blocks.values():
                 block.referenced = block.unreachable = False
-                block.worth = {True: 0, False: 0}
+                block.worth = {True: NEUTRAL, False: NEUTRAL}
         for referenced in (True, False):
             for unreachable in (True, False):
                 digests = data.draw(st.lists(st.sampled_from(DIGESTS), max_size=4, unique=True))
@@ -299,13 +299,13 @@ class PoolAgainstModel(RuleBasedStateMachine):
                 for digest in digests:
                     if digest in self.blocks:
                         if self.blocks[digest].referenced != referenced:
-                            self.blocks[digest].worth[not referenced] = 0
+                            self.blocks[digest].worth[not referenced] = NEUTRAL
                         self.blocks[digest].referenced = referenced
                         self.blocks[digest].unreachable = unreachable
         values = []
         for referenced in (True, False):
             digests = data.draw(st.lists(st.sampled_from(DIGESTS), max_size=6, unique=True))
-            value = data.draw(st.integers(0, 3))
+            value = data.draw(st.sampled_from((0, 1, NEUTRAL, 200)))
             values.append(ValueChange(value=value, referenced=referenced, hashes=pack_keys(digests)))
             for digest in digests:
                 if digest in self.blocks:
@@ -395,7 +395,7 @@ class PoolAgainstModel(RuleBasedStateMachine):
         for block in self.blocks.values():
             block.used_s = self.now
             block.referenced = block.unreachable = False
-            block.worth = {True: 0, False: 0}
+            block.worth = {True: NEUTRAL, False: NEUTRAL}
         self._renew_depths()
         self.holds.clear()
         self.doomed.clear()

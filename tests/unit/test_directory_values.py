@@ -3,11 +3,11 @@
 import pytest
 
 from schemas.branch import BranchEventType
-from schemas.kv import Capacities
+from schemas.kv import NEUTRAL, Capacities
 from schemas.kv import keys_of as unpack
 from services.directory.core.effects import ValuesChanged
 from services.directory.core.waits import EDGES_S, WaitKind, Waits
-from services.directory.core.worth import AWAKE, IDLE, LEAST, LEFT, SHARED
+from services.directory.core.worth import AWAKE, ENDED, IDLE, LEAST, LEFT, SHARED
 from tests.unit.directory_bench import Bench, chain, hello, stored
 
 SYSTEM = "s"
@@ -15,12 +15,12 @@ A, B, C = (chain(*SYSTEM, *(f"{name}{i}" for i in range(4))) for name in "abc")
 
 
 def worth(bench: Bench, keys: list[int], *, referenced: bool = True) -> list[int]:
-    """The values last said of these blocks; 0 where nothing was."""
+    """The values last said of these blocks; NEUTRAL where nothing was."""
     said: dict[int, int] = {}
     for effect in bench.effects:
         if isinstance(effect, ValuesChanged) and effect.referenced == referenced:
             said |= dict.fromkeys(unpack(effect.keys).tolist(), effect.value)
-    return [said.get(key, 0) for key in keys]
+    return [said.get(key, NEUTRAL) for key in keys]
 
 
 def world(capacity_blocks: int, **config: float) -> Bench:
@@ -50,7 +50,7 @@ def test_while_claimed_blocks_fit_nothing_is_said_of_them() -> None:
     for branch, keys in (("a", A), ("b", B), ("c", C)):
         request(bench, branch, keys)
     bench.tick(1.0)
-    assert worth(bench, A + B + C) == [0] * 15
+    assert worth(bench, A + B + C) == [NEUTRAL] * 15
 
 
 def test_where_they_fill_the_node_shared_blocks_are_worth_more_than_any_of_one_branch(scarce: Bench) -> None:
@@ -98,15 +98,15 @@ def test_blocks_that_nobody_claims_any_more_are_told_apart_once(scarce: Bench) -
         request(scarce, branch, keys)
     for branch in "abc":
         scarce.tell(branch, BranchEventType.END)
-    assert worth(scarce, A, referenced=False) == [SHARED, 0, 0, 0, 0]
+    assert worth(scarce, A, referenced=False) == [SHARED, *[ENDED] * 4]
 
 
 def test_what_a_branch_left_is_worth_nothing_when_it_ends(scarce: Bench) -> None:
     request(scarce, "a", A)
     request(scarce, "a", B, number=1, version=1)
-    assert worth(scarce, A, referenced=False) == [0, *[LEFT] * 4]
+    assert worth(scarce, A, referenced=False) == [NEUTRAL, *[LEFT] * 4]
     scarce.tell("a", BranchEventType.END)
-    assert worth(scarce, A, referenced=False) == [0] * 5
+    assert worth(scarce, A, referenced=False) == [ENDED] * 5
 
 
 def test_a_silent_branch_leaves_more_than_one_that_went_on(scarce: Bench) -> None:

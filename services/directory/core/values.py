@@ -22,7 +22,7 @@ from services.directory.core.run import Holding, Run
 from services.directory.core.sleepers import Sleepers
 from services.directory.core.spans import Spans
 from services.directory.core.stretches import Piece, Stretches
-from services.directory.core.worth import IDLE, LEFT, SHARED, DepthCost
+from services.directory.core.worth import ENDED, IDLE, LEFT, SHARED, DepthCost
 
 REFIT_S = 60.0
 RETURNS = frozenset({Lineage.EXTENDS, Lineage.COMPACT})
@@ -101,7 +101,10 @@ class Values:
         """Nobody claims these blocks now."""
         shared = min(last, max(first, self.stretches.shared_to(run)))
         self._rest(run, first, shared, SHARED)
-        if branch.state is BranchState.ENDED or shared == last:
+        if branch.state is BranchState.ENDED:
+            self._rest(run, shared, last, ENDED)
+            return
+        if shared == last:
             return
         self._rest(run, shared, last, IDLE if retired else LEFT)
         self._left.setdefault(branch, []).append((run, shared, last))
@@ -112,7 +115,7 @@ class Values:
     def _end(self, branch: Branch) -> None:
         """What an ended branch left is worth nothing, unless somebody claims it."""
         for run, first, last in self._left.pop(branch, ()):
-            self._rest(run, max(first, self.stretches.claimed_to(run)), min(last, len(run.keys)), 0)
+            self._rest(run, max(first, self.stretches.claimed_to(run)), min(last, len(run.keys)), ENDED)
 
     def _rest(self, run: Run, first: int, last: int, value: int) -> None:
         if first < last:

@@ -65,9 +65,7 @@ class BlockTable:
     A block withdrawn while somebody reads it can be found by nobody; its slot is free when the last reader lets go.
     """
 
-    def __init__(
-        self, node: str, incarnation: int, capacity_blocks: int, order: EvictionOrder | None = None
-    ) -> None:
+    def __init__(self, node: str, incarnation: int, capacity_blocks: int, order: EvictionOrder | None = None) -> None:
         self.log = LocationLog(node, incarnation)
         self.index = BlockIndex(capacity_blocks)
         self.slots = Allocator(capacity_blocks)

@@ -16,6 +16,8 @@ from array import array
 import numpy as np
 import numpy.typing as npt
 
+from schemas.kv import NEUTRAL
+
 REFERENCED, UNREACHABLE, READY = 1, 2, 4
 """Bits of `flags`: READY blocks are committed, all others are being written and cannot go."""
 _RANK = tuple(0 if flags & UNREACHABLE else 2 if flags & REFERENCED else 1 for flags in range(8))
@@ -38,9 +40,9 @@ class EvictionOrder:
         self.holds = array("I", bytes(4 * slots))
         self.flags = bytearray(slots)
         self.present = bytearray(slots)
-        self.keep = bytearray(slots)
+        self.keep = bytearray([NEUTRAL]) * slots
         """Value of a copy while it is referenced."""
-        self.rest = bytearray(slots)
+        self.rest = bytearray([NEUTRAL]) * slots
         """Value of a copy while it is not."""
         self._holds = np.frombuffer(self.holds, np.uint32)
         self._times = np.frombuffer(self.last_used_s, np.float64)
@@ -87,7 +89,8 @@ class EvictionOrder:
         flags = self.flags[slot]
         self.referenced_blocks -= flags & REFERENCED
         self.unreachable_blocks -= (flags & UNREACHABLE) // UNREACHABLE
-        self.present[slot] = self.flags[slot] = self.keep[slot] = self.rest[slot] = 0
+        self.present[slot] = self.flags[slot] = 0
+        self.keep[slot] = self.rest[slot] = NEUTRAL
         parent = self.parent[slot]
         if parent:
             self._detach(slot, parent - 1)
@@ -157,7 +160,7 @@ class EvictionOrder:
         self.referenced_blocks += (len(at) if bits & REFERENCED else 0) - was
         self.unreachable_blocks += (len(at) if bits & UNREACHABLE else 0) - lost
         void = self.rest if bits & REFERENCED else self.keep
-        np.frombuffer(void, np.uint8)[at] = 0
+        np.frombuffer(void, np.uint8)[at] = NEUTRAL
         self._offer_leaves(at)
 
     def value(self, slots: list[int], value: int, *, referenced: bool) -> None:
@@ -171,7 +174,7 @@ class EvictionOrder:
 
     def forget_values(self) -> None:
         """Nothing is known of any copy's value."""
-        self.keep[:] = self.rest[:] = bytes(len(self.keep))
+        self.keep[:] = self.rest[:] = bytes([NEUTRAL]) * len(self.keep)
         self._heap = [self.key(slot) for slot in self._leaves(np.arange(len(self.flags)))]
         heapq.heapify(self._heap)
 
