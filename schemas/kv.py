@@ -11,6 +11,7 @@ from msgspec import Meta
 from schemas.codec import Decoder, Message
 
 KEY_BYTES = 8
+SHA256_BYTES = 32
 NEUTRAL = 128
 """What a copy is worth of which nobody said more."""
 Count = Annotated[int, Meta(ge=0)]
@@ -45,10 +46,14 @@ def checked_key(key: int | None) -> int | None:
 
 
 class BlockMedia(msgspec.Struct, frozen=True, array_like=True):
-    """The sha256 of each medium of which a part stands in block number `block` of a run or a prompt, in order."""
+    """The sha256 of each medium that stands in block number `block` of a run or a prompt, one after another."""
 
     block: Count
-    sha256: list[Annotated[bytes, Meta(min_length=32, max_length=32)]]
+    sha256: bytes
+
+    def __post_init__(self) -> None:
+        if len(self.sha256) % SHA256_BYTES:
+            raise ValueError(f"{len(self.sha256)} bytes of sha256 are not a multiple of {SHA256_BYTES}")
 
 
 class LocationChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -16,12 +16,12 @@ CAT, DOG = (hashlib.sha256(name).digest() for name in (b"cat", b"dog"))
 
 def shown(*media: bytes, block: int = 3) -> LocationChange:
     """B with these media in one block."""
-    marks = [BlockMedia(block, list(media))]
+    marks = [BlockMedia(block, b"".join(media))]
     return LocationChange(type=ChangeType.STORED, tier=Tier.L2, hashes=pack(B), media=marks)
 
 
 def asked(bench: Bench, *media: bytes, block: int = 3) -> MatchReply:
-    return bench.match(B, media=[BlockMedia(block, list(media))])
+    return bench.match(B, media=[BlockMedia(block, b"".join(media))])
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_media_outlive_a_restart_and_are_forgotten_with_their_blocks(bench: Benc
     data = encode(save(bench.core, 0, 0.0, 0.0))
     core = Directory(DirectoryConfig(), incarnation=2)
     restore(core, CHECKPOINT.decode(data), 0.0, 0.0)
-    assert core.tree.media.of == {B[3]: (CAT,)}
+    assert core.tree.media.of == {B[3]: CAT}
     while core.tree.forget(0):
         pass
     assert core.tree.media.of == {}

@@ -68,7 +68,7 @@ class Checkpoint(Message, frozen=True, kw_only=True):
     branches: list[SavedBranch]
     phases: dict[str, tuple[Phase, Count]]
     events: list[str]
-    media: list[tuple[int, tuple[bytes, ...]]] = []
+    media: list[tuple[int, bytes]] = []
 
 
 CHECKPOINT = Decoder(Checkpoint)

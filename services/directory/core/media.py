@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from schemas.kv import BlockMedia
 from services.directory.core.run import Keys
 
-Hashes = tuple[bytes, ...]
-
 
 class Media:
     """The sha256 of every medium in a block, by the block's short key; blocks of text alone have no entry.
@@ -17,7 +15,7 @@ class Media:
     """
 
     def __init__(self) -> None:
-        self.of: dict[int, Hashes] = {}
+        self.of: dict[int, bytes] = {}
 
     def agreeing(self, keys: Keys, marks: Sequence[BlockMedia], held: Callable[[int], bool]) -> int:
         """How many leading blocks may hold what `marks` say of them: the first that is known with other media, or is
@@ -26,7 +24,7 @@ class Media:
             if mark.block < len(keys):
                 key = keys[mark.block]
                 noted = self.of.get(key)
-                if noted != tuple(mark.sha256) and (noted is not None or held(key)):
+                if noted != mark.sha256 and (noted is not None or held(key)):
                     return mark.block
         return len(keys)
 
@@ -34,7 +32,7 @@ class Media:
         """These blocks are known from now on, with these media."""
         for mark in marks:
             if mark.block < len(keys):
-                self.of.setdefault(keys[mark.block], tuple(mark.sha256))
+                self.of.setdefault(keys[mark.block], mark.sha256)
 
     def forget(self, keys: Keys) -> None:
         """These blocks are not known any more."""
