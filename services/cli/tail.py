@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from schemas import branch, kv, phase, serve, telemetry
+from schemas import branch, iteration_model, kv, phase, serve, telemetry
 from schemas.codec import Decoder, RejectedMessage
 from schemas.subjects import Subjects, parse
 from services.bus import Delivery
@@ -22,6 +22,7 @@ DECODERS: dict[tuple[str, str], Decoder[Any]] = {
     ("phase", "command"): phase.PHASE_COMMAND,
     ("phase", "state"): phase.PHASE_STATE,
     ("planner", "decision"): phase.DECISION,
+    ("planner", "models"): iteration_model.PLANNER_MODELS,
     ("kv", "location"): kv.KV_LOCATION,
     ("kv", "reference"): kv.KV_REFERENCE,
     ("node", "hello"): kv.NODE_HELLO,

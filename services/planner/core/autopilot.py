@@ -129,6 +129,8 @@ class Autopilot:
         self._avoided = {split: left - 1 for split, left in self._avoided.items() if left > 1}
         numbers = Numbers.of(window, self.settings.window.slice_s)
         busy = self._busy(now)
+        if self.models.warming_up:
+            busy = "the iteration times are still being learned"
         if busy:
             return self._say("window", f"hold: {busy}", numbers=numbers)
         choice = choose(self._situation(window, nodes), self.settings.decide)

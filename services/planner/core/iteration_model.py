@@ -139,23 +139,22 @@ class LearnedModels:
         return self._settings.experts_per_token, self._settings.experts
 
     def _freeze(self, now: float, live: list[str]) -> None:
-        """End warm-up, or the learning of a node that came after it. In place (a split that stays) each node is judged
-        by the phases it runs, and each phase needs one node that runs it."""
-        late = self.warm_up_s(now) >= self._settings.warm_up_limit_s
+        """End warm-up when all fits that can be judged are good and there is one of each phase. What a node has hardly
+        run (in a split that stays, or at little work) it learns later, and borrows until then."""
         nodes = [self._nodes[name] for name in live if name in self._nodes]
-        fits = [fit for node in nodes for fit in node.fits.values() if fit.coefficients is not None and not fit.frozen]
-        if self.frozen_at is None:
-            known = {fit.phase for fit in fits}
-            missing = len(known) < len(PHASES) or len(nodes) < len(live)
-            early = self.warm_up_s(now) < self._settings.warm_up_least_s
-            if missing or early or not (late or all(fit.good for fit in fits)):
-                return
-            self.frozen_at, self.late = now, not all(fit.good for fit in fits)
-            for fit in fits:
-                fit.frozen = True
+        judged = [fit for node in nodes for fit in node.fits.values() if fit.error is not None and not fit.frozen]
+        if self.frozen_at is not None:
+            for fit in judged:
+                fit.frozen = fit.good and len(fit.rows) >= self._settings.warm_up_least_s / self._settings.row_s
             return
-        for fit in fits:
-            fit.frozen = fit.good and len(fit.rows) >= self._settings.warm_up_least_s / self._settings.row_s
+        waited_s, good = self.warm_up_s(now), all(fit.good for fit in judged)
+        late = waited_s >= self._settings.warm_up_limit_s
+        if {fit.phase for fit in judged} != set(PHASES) or waited_s < self._settings.warm_up_least_s:
+            return
+        if good or late:
+            self.frozen_at, self.late = now, not good
+            for fit in judged:
+                fit.frozen = True
 
     def _model(self, name: str) -> IterationModel | None:
         node = self._nodes.get(name) or self._new(self._defaults)
@@ -176,13 +175,12 @@ class LearnedModels:
         )
 
     def _fit(self, node: _NodeModel, phase: Phase) -> PhaseFit | None:
-        """The node's own fit of a phase, else that of the node whose fit has the most rows."""
-        if node.fits[phase].coefficients is not None:
-            return node.fits[phase]
-        others = [other.fits[phase] for other in self._nodes.values()]
-        return max(
-            (fit for fit in others if fit.coefficients is not None), key=lambda fit: fit.fitted_rows, default=None
-        )
+        """The node's own fit of a phase once it can be judged, else the one made of the most rows elsewhere."""
+        own = node.fits[phase]
+        if own.frozen or own.error is not None:
+            return own
+        fits = [other.fits[phase] for other in self._nodes.values()]
+        return max((fit for fit in fits if fit.coefficients is not None), key=lambda fit: fit.fitted_rows, default=None)
 
     def check(self) -> None:
         for node in self._nodes.values():
