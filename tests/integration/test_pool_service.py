@@ -1,7 +1,6 @@
 """A pool as its engine and its peers meet it: socket, bus, arena."""
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -10,10 +9,8 @@ import pytest
 from schemas.block_key import pack_keys, short_key
 from schemas.codec import encode
 from schemas.kv import (
-    KV_LOCATION,
     SNAPSHOT_PART,
     ChangeType,
-    KvLocation,
     KvReference,
     LocationChange,
     ReferenceChange,
@@ -37,8 +34,7 @@ from schemas.pool import (
     ReleaseRequest,
 )
 from schemas.subjects import Subjects
-from services.arena import ArenaError
-from services.bus import Bus, Delivery, MemoryBus, MemoryHub
+from services.bus import Delivery, MemoryBus, MemoryHub
 from services.kvpool import local_server
 from services.local_call import (
     ALLOCATE,
@@ -51,6 +47,7 @@ from services.local_call import (
     frame,
 )
 from services.local_call.frames import decode_reply
+from tests.pool_listener import listening
 from tests.pool_node import BLOCK_BYTES, Node, attach, connect, running, settings
 from tests.pool_world import content, context
 
@@ -66,49 +63,6 @@ async def hub() -> MemoryHub:
 async def node(tmp_path: Path, hub: MemoryHub) -> AsyncIterator[Node]:
     async with running(settings(tmp_path, "a"), MemoryBus(hub)) as found:
         yield found
-
-
-class Listener:
-    """Everything said on the location subject of a node, in order."""
-
-    def __init__(self) -> None:
-        self.messages: list[KvLocation] = []
-        self.came = asyncio.Event()
-
-    async def take(self, delivery: Delivery) -> None:
-        self.messages.append(KV_LOCATION.decode(delivery.data))
-        self.came.set()
-
-    async def held(self, tier: Tier, count: int) -> set[int]:
-        """The keys of a tier once there are `count`; numbers have no gap."""
-        async with asyncio.timeout(20):
-            while len(keys := self._keys(tier)) != count:
-                self.came.clear()
-                await self.came.wait()
-        return keys
-
-    def _keys(self, tier: Tier) -> set[int]:
-        keys: set[int] = set()
-        seq = 0
-        for message in self.messages:
-            assert message.seq == seq + bool(message.changes)
-            seq = message.seq
-            for change in message.changes:
-                if change.tier is not tier:
-                    continue
-                if change.type is ChangeType.CLEARED:
-                    keys.clear()
-                elif change.type is ChangeType.STORED:
-                    keys |= set(keys_of(change.hashes).tolist())
-                else:
-                    keys -= set(keys_of(change.hashes).tolist())
-        return keys
-
-
-async def listening(bus: Bus, node: str) -> Listener:
-    listener = Listener()
-    await bus.subscribe(SUBJECTS.kv_location(node), listener.take)
-    return listener
 
 
 async def test_blocks_written_over_the_socket_are_read_from_the_arena_and_told_to_all(
@@ -370,55 +324,6 @@ async def test_a_fetch_over_the_bus_pins_apart_from_the_engine_and_store_pins_no
         assert (await here.status()).pinned_blocks == 0
         await here.close()
         await there.close()
-
-
-async def test_a_restarted_pool_offers_what_it_held_and_drops_what_was_damaged(tmp_path: Path, hub: MemoryHub) -> None:
-    of = settings(tmp_path, "a")
-    chain = context("chain", 5)
-    async with running(of, MemoryBus(hub)):
-        client = await connect(of)
-        await client.write(chain)
-        found = client.arena.find(chain[3])
-        assert found is not None
-        client.arena.view(found.slot)[100] ^= 1
-        await client.close()
-    listener = await listening(MemoryBus(hub), "a")
-    async with running(of, MemoryBus(hub)) as node:
-        await listener.held(Tier.L2, 5)
-        client = await connect(of)
-        assert node.metric("blocks", state="unverified") == 5
-        assert (await client.fetch("f", chain)).blocks == 3
-        assert client.holds_right_bytes(chain[:3])
-        assert await listener.held(Tier.L2, 4) == {short_key(digest) for digest in [*chain[:3], chain[4]]}
-        assert node.metric("rejected_fingerprints_total") == 1
-        assert await client.write(chain[3:], parent=chain[2]) == 1
-        assert client.holds_right_bytes(chain)
-        await client.close()
-
-
-async def test_a_pool_refuses_an_arena_of_another_model(tmp_path: Path, hub: MemoryHub) -> None:
-    async with running(settings(tmp_path, "a"), MemoryBus(hub)):
-        pass
-    with pytest.raises(ExceptionGroup) as raised:
-        async with running(settings(tmp_path, "a", model="large"), MemoryBus(hub)):
-            pass
-    (error,) = raised.value.exceptions
-    assert isinstance(error, ArenaError)
-    assert "holds blocks of tiny" in str(error)
-    assert "this pool is for large" in str(error)
-    async with running(settings(tmp_path, "a", model="large", reset=True), MemoryBus(hub)) as node:
-        assert node.metric("blocks", state="used") == 0
-
-
-async def test_what_a_pool_leaves_behind(tmp_path: Path, hub: MemoryHub) -> None:
-    of = settings(tmp_path, "a", keep_arena=False)
-    with socket.socket(socket.AF_UNIX) as dead:
-        dead.bind(of.socket)
-    async with running(of, MemoryBus(hub)):
-        assert of.arena_path.exists()
-        assert of.socket_path.stat().st_mode & 0o777 == 0o600
-    assert not of.arena_path.exists()
-    assert not of.socket_path.exists()
 
 
 async def test_a_client_that_never_reads_is_cut_off(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
