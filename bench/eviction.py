@@ -123,7 +123,7 @@ def main() -> None:
         )
         for row in replays(sequence, policies, capacities):
             rows.append(row)
-            print(f"{row['trace']} {row['capacity']} {row['policy']}: lost {row['lost']}", flush=True)
+            print(json.dumps(row), flush=True)
     print(table(rows, policies))
     figures: dict[str, Any] = {
         "rows": rows,

@@ -13,6 +13,8 @@ class DirectorySettings(ServiceSettings, kw_only=True):
     `see_after_s`: how long after a start nodes may take to say hello before the directory stops being blind.
     `remember_blocks`: keys remembered of blocks that lie nowhere and are claimed by nobody.
     `pending_messages`: location messages that may wait to be handled; more are dropped and repaired by snapshot.
+    `scarce_share`: a pool where claimed blocks take this share of its memory is told what each of them is worth; above
+    1 never. `depth_doubling_tokens`: at this depth of a context a token costs twice as much to compute as at its start.
     """
 
     service: ClassVar[str] = "directory"
@@ -28,6 +30,8 @@ class DirectorySettings(ServiceSettings, kw_only=True):
     snapshots_at_once: int = 8
     snapshot_timeout_s: float = 5.0
     pending_messages: int = 65_536
+    scarce_share: float = 0.8
+    depth_doubling_tokens: int = 250_000
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -39,6 +43,8 @@ class DirectorySettings(ServiceSettings, kw_only=True):
             "snapshots_at_once",
             "snapshot_timeout_s",
             "pending_messages",
+            "scarce_share",
+            "depth_doubling_tokens",
         )
         for key in positive:
             if getattr(self, key) <= 0:
@@ -55,4 +61,6 @@ class DirectorySettings(ServiceSettings, kw_only=True):
             pending_lease_s=self.pending_lease_s,
             node_timeout_s=self.node_timeout_s,
             inactive_branches=self.inactive_branches,
+            scarce_share=self.scarce_share,
+            depth_doubling_tokens=self.depth_doubling_tokens,
         )
