@@ -93,7 +93,9 @@ class RequestTelemetry(Message, frozen=True, kw_only=True):
     """`telemetry.request`: one finished request; times are Unix seconds, None where that step was not reached.
 
     `ideal_tokens`: prompt tokens whose keys the directory remembered at arrival, in full blocks (live ideal hit).
-    `misses`: uncached tokens by cause (new, diverged, evicted_referenced, evicted, not_fetched, tail).
+    `misses`: uncached tokens by cause (new, diverged, never_stored, evicted, evicted_referenced, node_lost,
+    unreachable, not_fetched, tail). `differs_at`: the token from which on the prompt is not its branch's context, in
+    full blocks.
     `candidates`: the best nodes at placement, best first.
     """
 
@@ -123,6 +125,7 @@ class RequestTelemetry(Message, frozen=True, kw_only=True):
     blind: bool = False
     lineage: str = ""
     misses: dict[str, Count] = {}
+    differs_at: Count | None = None
     candidates: list[RouteCandidate] = []
 
 

@@ -168,16 +168,28 @@ def planner(mode: Mode, port: Port = None, nats: Nats = None) -> None:
 
 @app.command()
 def explain(
-    what: Annotated[str, typer.Argument(metavar="DECISION", help="Id of a decision or its beginning.")] = "last",
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="REQUEST|BRANCH|DECISION", help="Id of a request, of a branch, or of a decision (or its beginning)."
+        ),
+    ] = "last",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     port: Port = None,
+    url: Url = None,
     nats: Nats = None,
 ) -> None:
-    """Why the planner decided as it did: every split, its gain, and what was against it."""
+    """Why: the cause of every token a request computed; or of a decision every split, its gain, what was against it."""
+    from services.cli import explain_request
     from services.cli.connection import find_target
-    from services.cli.explain_decision import show_decision
+    from services.cli.explain_decision import LAST, show_decision
 
-    _run(show_decision(find_target(port, None, nats), what, as_json=as_json))
+    target = find_target(port, url, nats)
+    found = None if what == LAST else _run(explain_request.find(target, what))
+    if found is not None:
+        explain_request.show(found, as_json=as_json)
+    else:
+        _run(show_decision(target, what, as_json=as_json))
 
 
 @app.command()

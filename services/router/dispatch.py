@@ -32,6 +32,7 @@ from services.router.directory import DirectoryClient
 from services.router.legs import LegSender
 from services.router.messages import context_event, end_event, request_telemetry
 from services.router.metrics import RouterMetrics
+from services.router.recent import RecentRequests
 from services.router.settings import RouterSettings
 
 _SHARED_TOKENS = 512
@@ -49,6 +50,7 @@ class Dispatcher:
         self.outbox = Outbox(app.bus, RateLimitedLog(app.log, app.clock))
         self._app, self._metrics, self._subjects = app, metrics, subjects
         self._legs = LegSender(app.bus, subjects, settings.name, settings.serve_timeout_s)
+        self.recent = RecentRequests()
         self._calls: dict[str, Call] = {}
         self._idle = asyncio.Event()
         self._idle.set()
@@ -181,6 +183,7 @@ class Dispatcher:
         record, clock = end.record, self._app.clock
         wall = clock.wall()
         telemetry = request_telemetry(record, wall - clock.now(), wall)
+        self.recent.add(record.tenant, telemetry)
         subject = self._subjects.telemetry_request(record.prefill_node or "none")
         try:
             await self._app.bus.publish(subject, encode(telemetry))

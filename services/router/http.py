@@ -23,6 +23,7 @@ from services.router.api.errors import (
 )
 from services.router.api.generate import Generation
 from services.router.api.openai import OpenAI
+from services.router.api.requests import Requests
 from services.router.api.responses import Responses
 from services.router.api.tokens import Tokens
 from services.router.core.failure import NOT_FOUND, Failure
@@ -41,6 +42,7 @@ def http_routes(service: "RouterService") -> list[BaseRoute]:
     intake = Intake(service)
     generation, branches, cluster = Generation(intake), Branches(intake), Cluster(service, intake)
     openai, anthropic, responses = OpenAI(generation), Anthropic(generation), Responses(generation)
+    requests = Requests(intake, service)
     tokens, models = Tokens(intake, lambda: service.core.max_context_tokens), Models(intake)
     table: list[tuple[str, str, Handler]] = [
         ("POST", "/v1/chat/completions", openai.chat),
@@ -54,6 +56,8 @@ def http_routes(service: "RouterService") -> list[BaseRoute]:
         ("POST", "/detokenize", tokens.detokenize),
         ("GET", "/v1/branches", branches.all),
         ("GET", "/v1/prompt_breaks", Breaks(intake, service).all),
+        ("GET", "/v1/requests", requests.all),
+        ("GET", "/v1/requests/{id:path}", requests.one),
         ("POST", "/v1/branches/{id:path}/events", branches.event),
         ("GET", "/v1/branches/{id:path}", branches.one),
         ("DELETE", "/v1/branches/{id:path}", branches.end),

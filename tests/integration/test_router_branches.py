@@ -68,6 +68,25 @@ async def test_answer_becomes_the_branchs_context(memory: Connect, tmp_path: Pat
         assert len(second.keys) == 3 * 8
 
 
+async def test_requests_that_ended_say_why_their_tokens_were_computed(memory: Connect, tmp_path: Path) -> None:
+    async with known(memory, tmp_path) as (s, _):
+        await s.complete(PROMPT, 9, branch="b")
+        await s.settled()
+        other = [7, *PROMPT[1:]]
+        await s.post("/v1/completions", {"prompt": other, "max_tokens": 2}, x_ei_branch_id="b", x_request_id="mine")
+        await s.settled()
+        found = await s.get("/v1/requests/mine")
+        assert found.status == 200
+        assert found.body["lineage"] == "transient"
+        assert found.body["differs_at"] == 0
+        assert sum(found.body["misses"].values()) == found.body["uncached_tokens"] == 40
+        assert found.body["misses"]["diverged"] == 36
+        listed = await s.get("/v1/requests?branch=b")
+        assert [each["branch"] for each in listed.body["requests"]] == ["b", "b"]
+        assert (await s.get("/v1/requests/nobody")).status == 404
+        assert (await s.get("/v1/requests")).status == 400
+
+
 async def test_cancelled_request_claims_nothing(memory: Connect, tmp_path: Path) -> None:
     async with known(memory, tmp_path) as (s, heard):
         await s.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 3, "n": 2}, x_ei_branch_id="b")

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from services.router.core.effects import Effect, End, EndBranch, Outcome, Record, ReleaseMatch, StoreContext
 from services.router.core.failure import Failure
-from services.router.core.misses import Cause, miss_causes
+from services.router.core.misses import Cause, differs_at, miss_causes
 from services.router.core.prefix import reusable_blocks
 
 if TYPE_CHECKING:
@@ -82,6 +82,8 @@ def record_of(request: "Request", outcome: Outcome, now: float) -> Record:
         lineage=request.match.lineage,
         candidates=places.candidates if places else (),
         misses=_misses(request) if outcome.answered else {},
+        differs_at=differs_at(request.first_match, request.spec.context.tokens, request.context.scheme.block_size),
+        tenant=request.spec.identity.tenant,
     )
 
 

@@ -183,6 +183,8 @@ class Record:
     lineage: str
     candidates: Sequence[Candidate] = ()
     misses: Mapping[Cause, int] = field(default_factory=dict)
+    differs_at: int | None = None
+    tenant: str = ""
 
     @property
     def uncached_tokens(self) -> int:
