@@ -1,0 +1,36 @@
+"""Compared systems by the id under which reports and `--system` know them."""
+
+from collections.abc import Callable
+
+from services.simulator.system import System
+from services.simulator.systems.arrow import Arrow
+from services.simulator.systems.dynamo_1_6_1 import Dynamo161, Dynamo161Device
+from services.simulator.systems.dynamo_kv_router import DynamoKvRouter
+from services.simulator.systems.llumnix import Llumnix
+from services.simulator.systems.mooncake import Mooncake
+from services.simulator.systems.pool_lru import PoolLru
+from services.simulator.systems.smg_cache_aware import SmgCacheAware
+from services.simulator.systems.smg_least_load import SmgLeastLoad
+from services.simulator.systems.static import Static
+from services.simulator.systems.sticky import Sticky
+from services.simulator.systems.thunderagent import ThunderAgent
+
+SYSTEMS: dict[str, Callable[[], System]] = {
+    "static": Static,
+    "sticky": Sticky,
+    "smg-cache-aware": SmgCacheAware,
+    "smg-least-load": SmgLeastLoad,
+    "dynamo-kv-router": DynamoKvRouter,
+    "dynamo-1.6.1": Dynamo161,
+    "dynamo-1.6.1-device": Dynamo161Device,
+    "arrow": Arrow,
+    "mooncake": Mooncake,
+    "thunderagent": ThunderAgent,
+    "llumnix": Llumnix,
+    "pool-lru": PoolLru,
+}
+
+FIXED_SPLIT = frozenset(
+    {"static", "sticky", "smg-cache-aware", "smg-least-load", "mooncake", "thunderagent", "pool-lru"}
+)
+"""Systems that never change the split: they are run at the best one, which a search finds."""
