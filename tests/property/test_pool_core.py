@@ -1,11 +1,9 @@
 """The pool's core against a naive model of it: every rule in words, no heap, no index, no links."""
 
-import hashlib
-from dataclasses import dataclass, field
-
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from pool_model import CONTEXTS, DIGESTS, PARENTS, Block, Hold, true_parents
 
 from schemas.block_key import pack_keys, short_key
 from schemas.kv import NEUTRAL, ChangeType, KvReference, LocationChange, ReferenceChange, Tier, ValueChange, keys_of
@@ -16,52 +14,9 @@ from services.kvpool.core.pool import PoolCore
 SLOTS = 8
 ASIDE_S = 5.0
 PIN_TTL_S = 20.0
-
-
-def _digest(name: str) -> bytes:
-    return hashlib.sha256(name.encode()).digest()
-
-
-def _contexts() -> list[list[bytes]]:
-    """Contexts that share prefixes: a trunk of three blocks and forks of it at every depth."""
-    trunk = ["trunk0", "trunk1", "trunk2"]
-    names = [trunk[:fork] + [f"{fork}{tail}{i}" for i in range(4)] for fork in range(1, 4) for tail in "xyz"]
-    return [[_digest(name) for name in context] for context in names]
-
-
-def _true_parents(change: LocationChange) -> bool:
-    """Whether each key of a run really extends the one before it."""
-    keys = keys_of(change.hashes).tolist()
-    return all(KEY_PARENTS[key] == before for key, before in zip(keys, [change.parent, *keys], strict=False))
-
-
-CONTEXTS = _contexts()
-PARENTS = {digest: (context[i - 1] if i else b"") for context in CONTEXTS for i, digest in enumerate(context)}
-KEY_PARENTS = {short_key(digest): short_key(parent) if parent else None for digest, parent in PARENTS.items()}
-DIGESTS = sorted(PARENTS)
 contexts = st.sampled_from(CONTEXTS)
 owners = st.integers(1, 3)
 ids = st.sampled_from(["a", "b", "c"])
-
-
-@dataclass
-class _Block:
-    slot: int
-    generation: int
-    owner: int | None
-    used_s: float
-    depth: int
-    referenced: bool = False
-    unreachable: bool = False
-    worth: dict[bool, int] = field(default_factory=lambda: {True: NEUTRAL, False: NEUTRAL})
-    """By whether it is referenced."""
-
-
-@dataclass
-class _Hold:
-    owner: int | None
-    expires_s: float
-    slots: set[int] = field(default_factory=set)
 
 
 class PoolAgainstModel(RuleBasedStateMachine):
@@ -71,8 +26,8 @@ class PoolAgainstModel(RuleBasedStateMachine):
         super().__init__()
         self.now = 100.0
         self.core = PoolCore("n", 1, SLOTS, pin_ttl_s=PIN_TTL_S, aside_s=ASIDE_S)
-        self.blocks: dict[bytes, _Block] = {}
-        self.holds: dict[tuple[str, str], _Hold] = {}
+        self.blocks: dict[bytes, Block] = {}
+        self.holds: dict[tuple[str, str], Hold] = {}
         self.doomed: set[int] = set()
         self.aside: dict[int, tuple[int, float]] = {}
         self.device: dict[int, None] = {}
@@ -124,7 +79,7 @@ class PoolAgainstModel(RuleBasedStateMachine):
         ]
         return min(may_go, key=order, default=None)
 
-    def _forget(self, digest: bytes) -> _Block:
+    def _forget(self, digest: bytes) -> Block:
         block = self.blocks.pop(digest)
         parent = self.blocks.get(PARENTS[digest])
         if parent is not None:
@@ -166,7 +121,7 @@ class PoolAgainstModel(RuleBasedStateMachine):
             if given is not None:
                 before = self.blocks.get(PARENTS[digest])
                 depth = before.depth + 1 if before else first + i
-                self.blocks[digest] = _Block(*given, owner=owner, used_s=self.now, depth=depth)
+                self.blocks[digest] = Block(*given, owner=owner, used_s=self.now, depth=depth)
 
     @rule(context=contexts, first=st.integers(0, 2), count=st.integers(1, 7), seconds=st.sampled_from([0.0, 0.1]))
     def write(self, context: list[bytes], first: int, count: int, seconds: float) -> None:
@@ -218,7 +173,7 @@ class PoolAgainstModel(RuleBasedStateMachine):
             leading.append(digest)
         assert [info.slot for info in infos] == [self.blocks[d].slot for d in leading]
         assert [info.fingerprint for info in infos] == [d[:16] for d in leading]
-        hold = _Hold(None, self.now + ttl_s)
+        hold = Hold(None, self.now + ttl_s)
         for digest in leading:
             hold.slots.add(self.blocks[digest].slot)
             self.blocks[digest].used_s = self.now
@@ -231,7 +186,7 @@ class PoolAgainstModel(RuleBasedStateMachine):
         found = self.core.pin(id_, b"".join(context[:count]), self.now)
         here = [self.blocks[d].slot if self._readable(d) else None for d in context[:count]]
         assert found == here
-        hold = _Hold(owner, self.now + PIN_TTL_S, {slot for slot in here if slot is not None})
+        hold = Hold(owner, self.now + PIN_TTL_S, {slot for slot in here if slot is not None})
         for digest in context[:count]:
             if self._readable(digest):
                 self.blocks[digest].used_s = self.now
@@ -348,11 +303,11 @@ class PoolAgainstModel(RuleBasedStateMachine):
                 if change.type is ChangeType.CLEARED:
                     self.told[change.tier] = set()
                 elif change.type is ChangeType.STORED:
-                    assert _true_parents(change)
+                    assert true_parents(change)
                     assert not keys & self.told[change.tier], "stored twice"
                     self.told[change.tier] |= keys
                 else:
-                    assert _true_parents(change)
+                    assert true_parents(change)
                     assert keys <= self.told[change.tier], "removed what was not there"
                     self.told[change.tier] -= keys
         assert self.told[Tier.L1] == set(self.device)
@@ -371,7 +326,7 @@ class PoolAgainstModel(RuleBasedStateMachine):
             assert part.seq == self.seq
             for change in part.changes:
                 keys = keys_of(change.hashes).tolist()
-                assert _true_parents(change)
+                assert true_parents(change)
                 late = {short_key(d) for d in self.blocks if self._readable(d)} - found[Tier.L2]
                 assert change.tier is Tier.L1 or change.parent not in late, "a block before the one it extends"
                 assert not found[change.tier] & set(keys)
