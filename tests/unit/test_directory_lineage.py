@@ -156,7 +156,6 @@ def test_a_context_that_nobody_comes_back_to_was_compacted(bench: Bench) -> None
     bench.say("p1", 1000)
     assert ask(bench, None, chain(*SYSTEM, *"ABCDEF")) == ("extends", 0)
     assert ask(bench, None, chain(*SYSTEM, *"XY")) == ("fork", 0), "the compacted one stands for the one it left"
-    assert [found.state.value for found in bench.core.branches.newest_first()] == ["active", "active", "idle"]
     after_the_lease(bench)
     assert sorted(kinds(bench)) == [(MAIN, 0, False), (MAIN, 1, True), (MAIN, 2, True)]
 
@@ -172,13 +171,32 @@ def test_a_context_that_is_used_again_was_forked(bench: Bench) -> None:
 
 def test_a_branch_taken_for_compacted_claims_in_full_when_it_is_used_again(bench: Bench) -> None:
     bench.say("p1", 1, stored(AGENT))
+    ask(bench, None, chain(*SYSTEM[:2], *"other agent"))
+    ask(bench, None, chain(*SYSTEM, *"abc"))
     ask(bench, None, AGENT)
     ask(bench, None, COMPACTED)
+    assert bench.counts("p1", AGENT) == [3] * 2 + [2] * 2 + [1] * 8
     ask(bench, None, chain(*SYSTEM, *"ABCDEF"))
-    assert bench.counts("p1", AGENT) == [1] * 4 + [0] * 8
+    assert bench.counts("p1", AGENT) == [2] * 2 + [1] * 2 + [0] * 8
     assert ask(bench, None, chain(*SYSTEM, *"abcdefghij")) == ("extends", 0)
-    assert bench.counts("p1", AGENT) == [2] * 4 + [1] * 8
-    assert sorted(kinds(bench)) == [(MAIN, 0, False)] * 2
+    assert bench.counts("p1", AGENT) == [3] * 2 + [2] * 2 + [1] * 8
+    assert sorted(kinds(bench)) == [(MAIN, 0, False)] * 3
+
+
+@pytest.mark.parametrize("why", ["nobody else begins alike", "no more than a beginning", "it is used meanwhile"])
+def test_a_branch_is_not_taken_for_compacted_on_less(bench: Bench, why: str) -> None:
+    bench.say("p1", 1, stored(AGENT))
+    if why != "nobody else begins alike":
+        ask(bench, None, chain(*SYSTEM[:2], *"other agent"))
+    if why != "no more than a beginning":
+        ask(bench, None, chain(*SYSTEM, *"abc"))
+    ask(bench, None, AGENT)
+    ask(bench, None, COMPACTED)
+    if why == "it is used meanwhile":
+        bench.tick(1.0)
+        bench.match(chain(*SYSTEM, *"abcdefghij"), request="under way")
+    ask(bench, None, chain(*SYSTEM, *"ABCDEF"))
+    assert bench.counts("p1", AGENT)[4:] == [1] * 8
 
 
 def test_an_agent_that_only_begins_alike_is_another_agent(bench: Bench) -> None:

@@ -35,13 +35,14 @@ class Branch:
     its context. `compacting`: a request asked for the summary that is to replace it. `first_blocks`: of its first
     prompt. For inferred ones: `left`: a later branch left its path since its last use; `unsettled`: it left its
     parent's after `shared_blocks`, and what it is to the parent is not known yet; `heir`: the last one that left it.
-    `asked`: the last request that was taken to extend it.
+    `parent_seen`: when the parent was last active before that. `began_blocks`: of the first prompt of the branch that
+    all this goes back to. `asked`: the last request that was taken to extend it.
     """
 
     __slots__ = (
-        "anchor", "asked", "blocks", "claim", "compacting", "decode", "departed", "family", "first_blocks", "fresh",
-        "grown", "heir", "inferred", "kept", "key", "kind", "left", "life", "parent", "prefill", "seen",
-        "shared_blocks", "state", "unsettled", "version",
+        "anchor", "asked", "began_blocks", "blocks", "claim", "compacting", "decode", "departed", "family",
+        "first_blocks", "fresh", "grown", "heir", "inferred", "kept", "key", "kind", "left", "life", "parent",
+        "parent_seen", "prefill", "seen", "shared_blocks", "state", "unsettled", "version",
     )  # fmt: skip
 
     def __init__(self, key: BranchKey, now: float) -> None:
@@ -58,6 +59,8 @@ class Branch:
         self.compacting = False
         self.left = False
         self.heir: Branch | None = None
+        self.parent_seen: float | None = None
+        self.began_blocks = 0
         self.asked: str | None = None
         self.unsettled = False
         self.first_blocks = 0

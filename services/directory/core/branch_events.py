@@ -161,7 +161,7 @@ class BranchEvents:
         self._branches.unanchor(branch)
         lineage.accepted(branch, judgement, anchor)
         if opened:
-            branch.first_blocks = prompt
+            branch.first_blocks = branch.began_blocks = prompt
         self._branches.revive(branch, now)
         self._branches.used(branch)
         self._branches.anchor(branch)

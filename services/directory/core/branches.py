@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from schemas.branch import BranchKind, BranchState
 from services.directory.core.branch import Branch, BranchKey
-from services.directory.core.departures import common_blocks
+from services.directory.core.departures import common_blocks, others_left_before
 from services.directory.core.lineage import REWRITABLE_BLOCKS
 from services.directory.core.references import References
 from services.directory.core.run import Keys, Tip
@@ -95,12 +95,12 @@ class Branches:
     def departs(self, heir: Branch, left: Branch, shared_blocks: int) -> None:
         """`heir` is new and has `shared_blocks` of its context from `left`; what it is to it is settled later."""
         heir.unsettled, heir.shared_blocks = True, shared_blocks
+        heir.parent_seen, heir.began_blocks = left.seen, left.began_blocks
         left.left, left.heir = True, heir
 
     def used(self, branch: Branch) -> None:
         """A request of the branch was answered. If others left it, they are forks of it, or have nothing to do with it.
-        If it left another one, without a part of that one's conversation, goes on, and that one is silent since, that
-        one was most likely compacted: it claims nothing until it is used again."""
+        If it left another one that looks compacted, that one claims nothing until it is used again."""
         if branch.left:
             self._part(branch, self._settled(branch))
         parent = self._in_question(branch)
@@ -108,7 +108,7 @@ class Branches:
             return
         if branch.seen - parent.seen >= self._lease_s:
             self._settle(parent)
-        elif parent.active and branch.grown and not _conversation_shared(branch, parent):
+        elif parent.active and _looks_compacted(parent, branch):
             self._retire(parent, BranchState.IDLE)
 
     def _in_question(self, branch: Branch) -> Branch | None:
@@ -144,7 +144,7 @@ class Branches:
             if not _conversation_shared(heir, branch):
                 self._disown(heir)
                 self.adopt(heir, (heir.key[0], heir.family) if heir.family is not None else None, None)
-                heir.kind = BranchKind.MAIN
+                heir.kind, heir.began_blocks = BranchKind.MAIN, heir.first_blocks
 
     def _disown(self, branch: Branch) -> None:
         if branch.parent is not None:
@@ -236,6 +236,20 @@ class Branches:
 def _conversation_shared(heir: Branch, left: Branch) -> bool:
     """Whether `heir` has more from the branch it left than what that one began with."""
     return heir.shared_blocks >= left.first_blocks - REWRITABLE_BLOCKS
+
+
+def _looks_compacted(branch: Branch, heir: Branch) -> bool:
+    """Whether `heir` goes on from a compaction of `branch`, by all that shows before the lease is over: it goes on, the
+    branch does not, it has none of its conversation, yet more than others begin with, and it began with more than the
+    branch once did."""
+    return (
+        heir.grown
+        and branch.seen == heir.parent_seen
+        and branch.claim is not None
+        and not _conversation_shared(heir, branch)
+        and heir.first_blocks > branch.began_blocks
+        and others_left_before(branch.claim.tip, heir.shared_blocks)
+    )
 
 
 def _likeness(branch: Branch, tips: list[Tip]) -> tuple[int, int, float]:

@@ -43,6 +43,19 @@ def common_blocks(one: Tip, other: Tip) -> int:
     return sum(min(end, ends.get(run, 0)) for run, end in path(other))
 
 
+def others_left_before(tip: Tip, blocks: int) -> bool:
+    """Whether another context left the path to `tip` within its first `blocks` blocks, the last one not counted: then
+    what lies between is not what everybody begins with."""
+    start = 0
+    for run, end in reversed(list(path(tip))):
+        if start >= blocks:
+            return False
+        if any(child.offset <= end and start + child.offset < blocks for child in run.children.values()):
+            return True
+        start += end
+    return False
+
+
 def _below(run: Run, offset: int) -> Iterator[Branch]:
     """Branches whose context ends on `run` at or behind `offset`, or on a run that hangs there, nearest first."""
     yield from (branch for branch in run.tips if branch.claim is not None and branch.claim.tip[1] >= offset)
