@@ -157,7 +157,15 @@ class Intake:
         self._service.breaks.observe(asker.identity, packed, self.tokenizer().decode, self.wall())
         seed = namespace_seed(None, tenant_salt(asker.identity.tenant))
         scheme, who = KeyScheme(reference.block_size, reference.key_version, seed), asker.identity
+        departure = self._memo.departure(packed, scheme, who.branch)
+        if departure is not None:
+            self._service.metrics.departed(departure, self.tokenizer().decode)
         return self._memo.context(packed, scheme, who.branch, who.parent)
+
+    def answered(self, asker: Asker, context: Context, tokens: list[int]) -> None:
+        """The whole answer to a context: the branch's next prompt is expected to repeat it."""
+        if asker.identity.branch is not None and tokens:
+            self._memo.answered(context, tokens[:-1], asker.identity.branch)
 
     def open(self, spec: Spec) -> Call:
         return self._service.dispatcher.open(spec)

@@ -1,6 +1,10 @@
 """What the router shows on /metrics."""
 
+from collections.abc import Callable, Sequence
+
+from schemas.block_key import token_list
 from services.observe import Metrics
+from services.router.core.context_memo import Departure
 from services.router.core.effects import Record
 from services.router.core.router import RouterCore
 
@@ -33,10 +37,19 @@ class RouterMetrics:
         self.rejected = metrics.counter("rejected_messages_total", "Messages that could not be read.", ["reason"])
         self.events_lost = metrics.counter("lost_events_total", "Branch events the broker did not take.", ["type"])
         metrics.gauge("open_requests_count", "Requests under way.", read=lambda: len(core.requests))
+        self._departed = metrics.counter(
+            "answer_tokens_departed_total", "Generated tokens that the next prompt says otherwise, by cause.", ["cause"]
+        )
         self._clients = metrics.counter("clients_cancelled_total", "Clients cancelled, by reason.", ["reason"])
 
     def client_cancelled(self, reason: str) -> None:
         self._clients.labels(reason).inc()
+
+    def departed(self, departure: Departure, decode: Callable[[Sequence[int]], str]) -> None:
+        """A prompt left its branch's last answer: in other words, or in the same words as other tokens."""
+        generated, given = (decode(token_list(packed)) for packed in (departure.generated, departure.given))
+        cause = "tokens" if given.startswith(generated) else "text"
+        self._departed.labels(cause).inc(departure.lost_tokens)
 
     def ended(self, record: Record) -> None:
         """Count a request that ended."""

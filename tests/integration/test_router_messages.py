@@ -148,3 +148,30 @@ async def test_parsers_take_answers_apart_however_they_come() -> None:
     await parsers.stop()
     with pytest.raises(ParserFailed, match="ended with code"):
         await asking
+
+
+async def test_answers_that_come_back_otherwise_are_counted_by_cause(memory: Connect) -> None:
+    async with stage(memory, "n0") as s:
+
+        async def turn(*tail: dict[str, Any]) -> str:
+            asked = {"messages": [*HI, *tail], "max_tokens": 9}
+            reply = await s.post("/v1/chat/completions", asked, x_ei_branch_id="b")
+            return str(reply.body["choices"][0]["message"]["content"])
+
+        said = await turn()
+        assistant = {"role": "assistant", "content": said}
+        await turn(assistant, {"role": "user", "content": "on"})
+        assert counted(await metrics(s), "text") == 0
+        await turn()
+        await turn({"role": "assistant", "content": said[:4] + "\x00"}, {"role": "user", "content": "on"})
+        assert counted(await metrics(s), "text") == 4
+
+
+def counted(text: str, cause: str) -> float:
+    start = f'ei_router_answer_tokens_departed_total{{cause="{cause}"}} '
+    return sum(float(line.removeprefix(start)) for line in text.splitlines() if line.startswith(start))
+
+
+async def metrics(s: Any) -> str:
+    async with s.http.get(s.url + "/metrics") as response:
+        return str(await response.text())

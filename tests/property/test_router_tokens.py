@@ -145,3 +145,20 @@ async def test_a_model_folder_that_truncates_does_not(tmp_path: Path) -> None:
     library.save(str(tmp_path / "tokenizer.json"))
     tokenizer = load_tokenizer(str(tmp_path))
     assert len(await tokenizer.encode("hello there and there", special=True)) > 4 * 4
+
+
+def test_a_prompt_that_says_the_last_answer_otherwise_departs_from_it() -> None:
+    memo, scheme, prompt = ContextMemo(1 << 20), KeyScheme(4, PLAIN), list(range(20))
+    context = memo.context(token_bytes(prompt), scheme, "b")
+    memo.answered(context, [50, 51, 52], "b")
+    memo.check()
+    assert memo.departure(token_bytes([*prompt, 50, 51, 52, 60]), scheme, "b") is None
+    assert memo.departure(token_bytes([*prompt, 50, 60, 61]), scheme, "other") is None
+    assert memo.departure(token_bytes([7, *prompt]), scheme, "b") is None
+    departed = memo.departure(token_bytes([*prompt, 50, 60, 61]), scheme, "b")
+    assert departed is not None
+    assert departed.generated == token_bytes([50, 51, 52])
+    assert (departed.given, departed.lost_tokens) == (token_bytes([50, 60, 61]), 2)
+    packed = token_bytes([*prompt, 50, 51, 60])
+    assert memo.context(packed, scheme, "b") == Context.of(packed, scheme)
+    memo.check()

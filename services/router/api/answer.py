@@ -1,7 +1,8 @@
 """An answer on its way to the client: one write per message of the engine, or one JSON document at the end."""
 
 import asyncio
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
@@ -40,7 +41,7 @@ class Patience:
 
 @dataclass(slots=True)
 class Job:
-    """One call and how it is to be answered."""
+    """One call and how it is to be answered. `on_answer` gets a complete answer's tokens, `ids` are those so far."""
 
     call: Call
     shape: Shape
@@ -48,6 +49,8 @@ class Job:
     stream: bool
     request_id: str
     return_token_ids: bool = False
+    on_answer: Callable[[list[int]], None] = lambda tokens: None
+    ids: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +92,7 @@ class AnswerResponse:
         """What has come since the last time. A complete answer ends its request, whatever the engine would add."""
         job, call = self._job, self._job.call
         tokens, end = call.take(), call.end
+        job.ids += tokens
         if end is not None and end.failure is not None:
             return _News([], tokens, end, end.failure)
         try:
@@ -98,6 +102,8 @@ class AnswerResponse:
         if job.reader.stopped and end is None:
             self._control.stop(call)
             end = call.end
+        if end is not None and end.record.outcome.answered:
+            job.on_answer(job.ids)
         return _News(pieces, tokens, end)
 
     def _ending(self, end: End) -> Ending:
@@ -106,7 +112,6 @@ class AnswerResponse:
 
     async def _whole(self, send: Send) -> None:
         job = self._job
-        ids: list[int] = []
         pieces: list[Piece] = []
         end: End | None = None
         while end is None:
@@ -115,10 +120,9 @@ class AnswerResponse:
             if news.failure is not None:
                 await self._refuse(send, news.failure)
                 return
-            ids += news.tokens
             pieces += news.pieces
             end = news.end
-        token_ids = ids if job.return_token_ids else None
+        token_ids = job.ids if job.return_token_ids else None
         body = msgspec.json.encode(job.shape.whole(Gathered.of(pieces), self._ending(end), token_ids))
         await self._send(send, self._start(b"application/json", len(body)))
         await self._send(send, {"type": "http.response.body", "body": body})

@@ -89,6 +89,7 @@ class Generation:
             stream=wanted.stream,
             request_id=asker.request_id,
             return_token_ids=wanted.return_token_ids,
+            on_answer=lambda tokens: intake.answered(asker, context, tokens),
         )
         return AnswerResponse(job, intake, intake.patience)
 

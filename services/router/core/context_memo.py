@@ -1,7 +1,8 @@
 """Contexts met before, so that of the next one of a branch only what is new is hashed."""
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -11,10 +12,24 @@ from services.router.core.context import Context, KeyScheme
 _HEAD_BYTES = 1024
 _PER_HEAD = 4
 _ENOUGH = 0.9
+_MORE_BYTES = 64
+"""Of a prompt that leaves an answer so much more is told: the same text may take more tokens."""
 _DIGEST_BYTES = 80
 """A digest and its place in a list, about; those that contexts share are counted for each."""
 
 Name = tuple[bytes, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """A branch's next prompt leaves the branch's last answer: what was generated, what stands there now (packed).
+
+    `lost_tokens`: generated tokens whose KV is of no use any more.
+    """
+
+    generated: bytes
+    given: bytes
+    lost_tokens: int
 
 
 class ContextMemo:
@@ -28,6 +43,7 @@ class ContextMemo:
         self.capacity_bytes = capacity_bytes
         self.bytes = 0
         self._branches: OrderedDict[Name, Context] = OrderedDict()
+        self._prompts: dict[Name, int] = {}
         self._heads: OrderedDict[tuple[bytes, bytes], deque[Context]] = OrderedDict()
 
     def context(
@@ -38,7 +54,27 @@ class ContextMemo:
         self._keep(made, branch)
         return made
 
+    def answered(self, context: Context, tokens: Sequence[int], branch: str) -> None:
+        """The branch's answer to `context`: its next prompt goes on from there, if the harness says it the same."""
+        made = context.extended(tokens)
+        self._keep_branch(made, branch)
+        if (made.scheme.seed, branch) in self._branches:
+            self._prompts[made.scheme.seed, branch] = context.tokens
+
+    def departure(self, packed: bytes, scheme: KeyScheme, branch: str | None) -> Departure | None:
+        """Whether these tokens, the branch's next prompt, leave its last answer before its end."""
+        name = (scheme.seed, branch or "")
+        last, prompt = self._branches.get(name), self._prompts.get(name)
+        if last is None or prompt is None:
+            return None
+        common = _common_tokens(packed, last.packed)
+        if not prompt <= common < last.tokens or common * TOKEN_BYTES == len(packed):
+            return None
+        start, end = prompt * TOKEN_BYTES, len(last.packed)
+        return Departure(last.packed[start:], packed[start : end + _MORE_BYTES], last.tokens - common)
+
     def check(self) -> None:
+        assert self._prompts.keys() <= self._branches.keys()
         kept = [*self._branches.values(), *(context for few in self._heads.values() for context in few)]
         assert self.bytes == sum(_size(context) for context in kept)
         assert self.bytes <= self.capacity_bytes
@@ -69,13 +105,19 @@ class ContextMemo:
     def _keep(self, made: Context, branch: str | None) -> None:
         if _size(made) > self.capacity_bytes:
             return
-        seed = made.scheme.seed
         if branch is not None:
-            old = self._branches.pop((seed, branch), None)
-            self.bytes += _size(made) - (_size(old) if old is not None else 0)
-            self._branches[seed, branch] = made
+            self._keep_branch(made, branch)
         if len(made.packed) >= _HEAD_BYTES:
-            self._keep_head((seed, made.packed[:_HEAD_BYTES]), made)
+            self._keep_head((made.scheme.seed, made.packed[:_HEAD_BYTES]), made)
+        while self.bytes > self.capacity_bytes:
+            self._forget_one()
+
+    def _keep_branch(self, made: Context, branch: str) -> None:
+        name = (made.scheme.seed, branch)
+        old = self._branches.pop(name, None)
+        self._prompts.pop(name, None)
+        self.bytes += _size(made) - (_size(old) if old is not None else 0)
+        self._branches[name] = made
         while self.bytes > self.capacity_bytes:
             self._forget_one()
 
@@ -96,7 +138,9 @@ class ContextMemo:
             if not few:
                 del self._heads[head]
         else:
-            self.bytes -= _size(self._branches.popitem(last=False)[1])
+            name, context = self._branches.popitem(last=False)
+            self._prompts.pop(name, None)
+            self.bytes -= _size(context)
 
 
 def _common_tokens(one: bytes, other: bytes) -> int:
