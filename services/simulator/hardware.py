@@ -26,6 +26,10 @@ class Hardware:
     batch_tokens: int = 16_384
     max_running: int = 256
 
+    def without_speculation(self) -> "Hardware":
+        """The same node when multi-token prediction is off: an iteration feeds and gives one token."""
+        return replace(self, accepted_tokens=1.0, times=replace(self.times, fed_tokens=1.0))
+
     def transfer_s(self, tokens: int) -> float:
         """Device to device, without latency."""
         return tokens * self.kv_bytes_per_token / self.device_link

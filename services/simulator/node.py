@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from schemas.phase import Phase, PhaseCommand, SwitchState
@@ -66,12 +65,11 @@ class Node:
         self.sends, self.receives = Port(hardware.device_link), Port(hardware.device_link)
         self.serves, self.fetches = Port(hardware.host_link), Port(hardware.host_link)
         self.restores = Port(hardware.restore)
-        times = hardware.times if traits.speculates else replace(hardware.times, fed_tokens=1.0)
         self.engine = Engine(
             world.agenda,
             self,
-            times,
-            hardware.accepted_tokens if traits.speculates else 1.0,
+            hardware.times,
+            hardware.accepted_tokens,
             hardware.batch_tokens,
             hardware.max_running,
         )

@@ -79,6 +79,7 @@ class World:
         watch: Watch | None = None,
     ) -> None:
         self.agenda = Agenda()
+        hardware = hardware if system.traits.speculates else hardware.without_speculation()
         self.hardware, self.system, self.block_tokens = hardware, system, block_tokens
         self.batch_tokens, self.times = hardware.batch_tokens, hardware.times
         self.watch = watch or Watch()

@@ -9,6 +9,7 @@ from services.simulator.systems.dynamo_kv_router import DynamoKvRouter
 from services.simulator.systems.llumnix import Llumnix
 from services.simulator.systems.mooncake import Mooncake
 from services.simulator.systems.pool_lru import PoolLru
+from services.simulator.systems.sglang_role_switch import SglangRoleSwitch
 from services.simulator.systems.smg_cache_aware import SmgCacheAware
 from services.simulator.systems.smg_least_load import SmgLeastLoad
 from services.simulator.systems.static import Static
@@ -27,6 +28,7 @@ SYSTEMS: dict[str, Callable[[], System]] = {
     "mooncake": Mooncake,
     "thunderagent": ThunderAgent,
     "llumnix": Llumnix,
+    "sglang-role-switch": SglangRoleSwitch,
     "pool-lru": PoolLru,
 }
 
