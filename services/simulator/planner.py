@@ -14,6 +14,7 @@ from services.simulator.system import Cluster, Move
 
 BEAT_S = 1.0
 ROUTER = "router"
+_START = ("warm-up", "initial")
 
 
 class SimulatedPlanner:
@@ -85,14 +86,15 @@ class SimulatedPlanner:
         for decided in report.decided:
             self.decisions.append((now, decided.decision))
             if decided.order is not None:
-                moves += self._ordered(decided.order.commands, decided.decision.why)
+                counts = decided.decision.kind not in _START
+                moves += self._ordered(decided.order.commands, decided.decision.why, counts=counts)
         return moves
 
-    def _ordered(self, commands: Sequence[Command], why: str) -> list[Move]:
+    def _ordered(self, commands: Sequence[Command], why: str, *, counts: bool) -> list[Move]:
         for command in commands:
             self._commands[command.node] = command
             self._phases[command.node] = command.phase, command.epoch
-        return [Move(command.node, command.phase, why) for command in commands]
+        return [Move(command.node, command.phase, why, counts) for command in commands]
 
     def moved(self, node: str, now: float) -> None:
         """A node has carried its command out."""

@@ -150,12 +150,14 @@ class Place:
 class Move:
     """Change a node's phase, at the cost of the system's `SwitchCost`; None takes it out of service after its drain.
 
-    Waiting requests come back through `arrived`. Moves returned together are one switch.
+    Waiting requests come back through `arrived`. Moves returned together are one switch. `counts` False: it is part of
+    the start (learning models, the first split) and not reported as a switch.
     """
 
     node: str
     phase: Phase | None
     reason: str = ""
+    counts: bool = True
 
 
 @dataclass(frozen=True, slots=True)

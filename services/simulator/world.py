@@ -3,7 +3,7 @@
 import random
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from schemas.phase import Phase, Split
 from services.engine.core.timing import PrefillTerms
@@ -35,6 +35,7 @@ class Switch:
     after: str
     nodes: set[str]
     reason: str
+    counts: bool = True
     ended_at: float | None = None
 
 
@@ -261,7 +262,7 @@ class World:
             return
         before = self.split
         cost = self.system.traits.switch
-        switch = Switch(now, before, "", {move.node for move in moves}, moves[0].reason)
+        switch = Switch(now, before, "", {move.node for move in moves}, moves[0].reason, moves[0].counts)
         self.switches.append(switch)
         for move in moves:
             node = self._nodes[move.node]
@@ -305,13 +306,3 @@ class World:
         """Invariants of every node; every open call is somewhere."""
         for node in self._nodes.values():
             node.check()
-
-
-@dataclass(slots=True)
-class Log(Watch):
-    """Keeps every answered request."""
-
-    calls: list[Call] = field(default_factory=list)
-
-    def answered(self, call: Call) -> None:
-        self.calls.append(call)

@@ -4,10 +4,12 @@ from collections.abc import Callable
 
 from services.simulator.system import System
 from services.simulator.systems.arrow import Arrow
+from services.simulator.systems.dynamo_1_5_1 import Dynamo151
 from services.simulator.systems.dynamo_1_6_1 import Dynamo161, Dynamo161Device
 from services.simulator.systems.dynamo_kv_router import DynamoKvRouter
 from services.simulator.systems.llumnix import Llumnix
 from services.simulator.systems.mooncake import Mooncake
+from services.simulator.systems.own import Own
 from services.simulator.systems.pool_lru import PoolLru
 from services.simulator.systems.sglang_role_switch import SglangRoleSwitch
 from services.simulator.systems.smg_cache_aware import SmgCacheAware
@@ -15,9 +17,14 @@ from services.simulator.systems.smg_least_load import SmgLeastLoad
 from services.simulator.systems.static import Static
 from services.simulator.systems.sticky import Sticky
 from services.simulator.systems.thunderagent import ThunderAgent
+from services.simulator.systems.variants import reference, static_own
 
 SYSTEMS: dict[str, Callable[[], System]] = {
+    "ours": Own,
+    "reference": reference,
     "static": Static,
+    "static-own": static_own,
+    "dynamo-1.5.1": Dynamo151,
     "sticky": Sticky,
     "smg-cache-aware": SmgCacheAware,
     "smg-least-load": SmgLeastLoad,
@@ -33,6 +40,6 @@ SYSTEMS: dict[str, Callable[[], System]] = {
 }
 
 FIXED_SPLIT = frozenset(
-    {"static", "sticky", "smg-cache-aware", "smg-least-load", "mooncake", "thunderagent", "pool-lru"}
+    {"static", "static-own", "sticky", "smg-cache-aware", "smg-least-load", "mooncake", "thunderagent", "pool-lru"}
 )
 """Systems that never change the split: they are run at the best one, which a search finds."""
