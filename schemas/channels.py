@@ -77,6 +77,12 @@ CHANNELS: list[Channel] = [
         telemetry.RouterTelemetry,
         "Heartbeat of a router, every second; engines cancel the requests of a router silent for 5 s.",
     ),
+    _core(
+        "telemetryDirectory",
+        "telemetry.directory.{directory}",
+        telemetry.DirectoryTelemetry,
+        "Heartbeat of a directory, every second; of several the newest that is not blind serves.",
+    ),
     _stream(
         "phaseCommand",
         "phase.command.{node}",

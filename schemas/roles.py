@@ -117,8 +117,14 @@ def _planner(s: Subjects, name: str) -> _Parts:
 
 
 def _directory(s: Subjects, name: str) -> _Parts:
-    publish = [s.kv_reference(s.ANY), s.kv_snapshot(s.ANY), s.node_hello_query()]
-    subscribe = [s.query_directory(s.ANY), s.kv_location(s.ANY), s.node_hello(s.ANY), s.telemetry_node(s.ANY)]
+    publish = [s.kv_reference(s.ANY), s.kv_snapshot(s.ANY), s.node_hello_query(), s.telemetry_directory(name)]
+    subscribe = [
+        s.query_directory(s.ANY),
+        s.kv_location(s.ANY),
+        s.node_hello(s.ANY),
+        s.telemetry_node(s.ANY),
+        s.telemetry_directory(s.ANY),
+    ]
     return publish, subscribe, [branch_stream(s), phase_stream(s)]
 
 

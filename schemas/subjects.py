@@ -86,6 +86,9 @@ class Subjects:
     def telemetry_router(self, router: str) -> str:
         return self._of("telemetry.router", router)
 
+    def telemetry_directory(self, directory: str) -> str:
+        return self._of("telemetry.directory", directory)
+
     def phase_command(self, node: str) -> str:
         return self._of("phase.command", node)
 

@@ -138,7 +138,19 @@ class RouterTelemetry(Message, frozen=True, kw_only=True):
     open_requests: Count
 
 
+class DirectoryTelemetry(Message, frozen=True, kw_only=True):
+    """`telemetry.directory`: a directory's heartbeat; of several the one of the highest incarnation that is not blind
+    serves, and the others stand by."""
+
+    directory: str
+    t: UnixTime
+    incarnation: int
+    blind: bool
+    blocks: Count = 0
+
+
 ITERATION_BATCH = Decoder(IterationBatch)
 NODE_TELEMETRY = Decoder(NodeTelemetry)
 REQUEST_TELEMETRY = Decoder(RequestTelemetry)
 ROUTER_TELEMETRY = Decoder(RouterTelemetry)
+DIRECTORY_TELEMETRY = Decoder(DirectoryTelemetry)

@@ -24,6 +24,7 @@ class Announcer:
         self, bus: Bus, subjects: Subjects, incarnation: int, metrics: DirectoryMetrics, log: RateLimitedLog
     ) -> None:
         self._bus, self._subjects, self._incarnation = bus, subjects, incarnation
+        self._muted = False
         self._metrics, self._log = metrics, log
         self._waiting: dict[str, list[Change]] = {}
         self._sequences: dict[str, int] = {}
@@ -31,11 +32,23 @@ class Announcer:
 
     def tell(self, change: Change) -> None:
         """Queue a change for its node; what was queued before everything is said anew is void."""
+        if self._muted:
+            return
         waiting = self._waiting.setdefault(change.node, [])
         if isinstance(change, ReferencesChanged) and change.full:
             waiting.clear()
         waiting.append(change)
         self._wake.set()
+
+    def mute(self) -> None:
+        """Another directory speaks to the pools."""
+        self._muted = True
+        self._waiting.clear()
+
+    def speak(self, incarnation: int) -> None:
+        """Speak to the pools again, under a new incarnation; everything is to be said anew."""
+        self._muted, self._incarnation = False, incarnation
+        self._sequences.clear()
 
     async def run(self) -> None:
         """Publish what gathers, for as long as the service lives."""

@@ -16,8 +16,9 @@ from schemas.phase import PHASE_COMMAND
 from schemas.pool import Empty
 from schemas.streams import branch_stream, phase_stream
 from schemas.subjects import Subjects
+from schemas.telemetry import DIRECTORY_TELEMETRY, DirectoryTelemetry
 from services.app import App
-from services.bus import BusTimeout, BusUnavailable, Delivery, NoResponders
+from services.bus import BusError, BusTimeout, BusUnavailable, Delivery, NoResponders, Subscription
 from services.bus.jetstream import JetStream
 from services.directory.announcer import Announcer
 from services.directory.checkpoints import Checkpoints
@@ -30,6 +31,7 @@ from services.directory.core.effects import (
     ReferencesChanged,
     ValuesChanged,
 )
+from services.directory.core.seniority import Seniority
 from services.directory.metrics import DirectoryMetrics
 from services.directory.settings import DirectorySettings
 from services.directory.snapshots import Snapshots
@@ -71,6 +73,8 @@ class DirectoryService:
         self._checkpoints = Checkpoints(
             settings.state_dir, settings.partition, self._core, app.clock, self._metrics, app.log
         )
+        self._seniority = Seniority(self._core.incarnation, settings.takeover_s)
+        self._answering: list[Subscription] = []
         self._lot: list[KvLocation] = []
         self._work = asyncio.Event()
         self._save = asyncio.Event()
@@ -95,15 +99,20 @@ class DirectoryService:
         self._started = True
 
     def not_ready(self) -> list[str]:
+        if self._seniority.newer is not None:
+            return ["stands by: a newer directory serves"]
         return [] if self._started else ["starting"]
 
     def routes(self) -> list[BaseRoute]:
         return []
 
     async def drain(self) -> None:
-        """Keep what was heard so far."""
+        """Keep what was heard so far, and let another directory know that this one goes."""
+        if self._seniority.newer is None:
+            await self._beat(blind=True)
         await self._announcer.flush()
-        await self._checkpoints.save(self._sequence)
+        if self._seniority.newer is None:
+            await self._checkpoints.save(self._sequence)
 
     async def stop(self) -> None:
         """Nothing is held."""
@@ -119,14 +128,20 @@ class DirectoryService:
         await bus.subscribe(subjects.node_hello(anyone), self._on_hello)
         await bus.follow(subjects.branch_events(), self._on_branch_event, start=self._sequence + 1)
         await bus.follow(subjects.phase_command(anyone), self._on_command, start="last_per_subject")
-        for verb, responder in (
-            ("match", self._match),
-            ("branch", self._branches),
-            ("branches", self._branches),
-            ("references", self._references),
-            ("stats", self._stats),
-        ):
-            await bus.respond(subjects.query_directory(verb), responder)
+        await bus.subscribe(subjects.telemetry_directory(anyone), self._on_directory)
+        await self._answer()
+
+    async def _answer(self) -> None:
+        """Take questions."""
+        responders = {
+            "match": self._match,
+            "branch": self._branches,
+            "branches": self._branches,
+            "references": self._references,
+            "stats": self._stats,
+        }
+        for verb, responder in responders.items():
+            self._answering.append(await self._bus.respond(self._subjects.query_directory(verb), responder))
 
     # what is heard
 
@@ -165,6 +180,25 @@ class DirectoryService:
         if command is not None:
             self._perform(self._core.on_phase(command))
             self._save.set()
+
+    async def _on_directory(self, delivery: Delivery) -> None:
+        """Another directory lives: if it is newer and sees, this one stands by."""
+        told = self._decoded(DIRECTORY_TELEMETRY.decode, delivery)
+        if told is not None and self._seniority.hear(told.incarnation, self._clock.now(), blind=told.blind):
+            self._app.log.warning("stands_by", directory=told.directory, incarnation=told.incarnation)
+            self._announcer.mute()
+            answering, self._answering = self._answering, []
+            for subscription in answering:
+                await subscription.unsubscribe()
+
+    async def _take_over(self) -> None:
+        """The newer directory is silent: serve again, as the newest of all."""
+        newer = self._seniority.newer or 0
+        self._seniority.succeed(max(time.time_ns(), newer + 1))
+        self._app.log.warning("takes_over", incarnation=self._seniority.incarnation)
+        self._announcer.speak(self._seniority.incarnation)
+        self._perform(self._core.speak(self._seniority.incarnation))
+        await self._answer()
 
     def _on_snapshot(self, part: SnapshotPart) -> None:
         self._perform(self._core.on_snapshot(part, self._clock.now()))
@@ -241,8 +275,26 @@ class DirectoryService:
             await asyncio.sleep(TICK_S)
             self._perform(self._core.tick(self._clock.now()))
             self._look()
+            if self._seniority.due(self._clock.now()):
+                await self._take_over()
+            if self._seniority.newer is None:
+                await self._beat()
             if self._app.settings.debug_checks:
                 self._core.check()
+
+    async def _beat(self, *, blind: bool = False) -> None:
+        core = self._core
+        told = DirectoryTelemetry(
+            directory=self._app.settings.name,
+            t=self._clock.wall(),
+            incarnation=core.incarnation,
+            blind=blind or core.blind,
+            blocks=core.tree.blocks,
+        )
+        try:
+            await self._bus.publish(self._subjects.telemetry_directory(told.directory), encode(told))
+        except BusError as error:
+            self._rare.warning("heartbeat_lost", error=str(error))
 
     async def _saves(self) -> None:
         """Keep the state now and then, and at once after a phase command: the streams do not tell what came first."""
@@ -251,7 +303,8 @@ class DirectoryService:
                 async with asyncio.timeout(self._app.settings.checkpoint_s):
                     await self._save.wait()
             self._save.clear()
-            await self._checkpoints.save(self._sequence)
+            if self._seniority.newer is None:
+                await self._checkpoints.save(self._sequence)
 
     # seeing again after a start
 

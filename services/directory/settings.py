@@ -12,6 +12,7 @@ class DirectorySettings(ServiceSettings, kw_only=True):
     `state_dir`: where the checkpoint is kept, "" for nowhere: then a restart replays the whole stream of branch events.
     `see_after_s`: how long after a start nodes may take to say hello before the directory stops being blind.
     `remember_blocks`: keys remembered of blocks that lie nowhere and are claimed by nobody.
+    `takeover_s`: of two directories the older stands by, and serves again when the newer is silent for so long.
     `pending_messages`: location messages that may wait to be handled; more are dropped and repaired by snapshot.
     `scarce_share`: a pool where claimed blocks take this share of its memory is told what each of them is worth; above
     1 never. `depth_doubling_tokens`: at this depth of a context a token costs twice as much to compute as at its start.
@@ -27,6 +28,7 @@ class DirectorySettings(ServiceSettings, kw_only=True):
     pending_lease_s: float = 600.0
     remember_blocks: int = 4_000_000
     inactive_branches: int = 100_000
+    takeover_s: float = 3.0
     snapshots_at_once: int = 8
     snapshot_timeout_s: float = 5.0
     pending_messages: int = 65_536
@@ -40,6 +42,7 @@ class DirectorySettings(ServiceSettings, kw_only=True):
             "node_timeout_s",
             "branch_lease_s",
             "pending_lease_s",
+            "takeover_s",
             "snapshots_at_once",
             "snapshot_timeout_s",
             "pending_messages",

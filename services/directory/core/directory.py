@@ -156,6 +156,13 @@ class Directory:
             self.locations.list_references(node)
         return effects + self._effects()
 
+    def speak(self, incarnation: int) -> list[Effect]:
+        """Serve under a new incarnation: every pool is told everything anew."""
+        self.incarnation = incarnation
+        for node in self.locations.nodes:
+            self.list_references(node)
+        return self._effects()
+
     def tick(self, now: float) -> list[Effect]:
         """Once a second: lost nodes, leases that are over, snapshots to ask again."""
         self.locations.tick(now)
