@@ -33,6 +33,7 @@ class _Node:
     decode: dict[str, Booking]
     foreign_prefill: int = 0
     foreign_decode: int = 0
+    decode_tokens: int = 0
 
 
 class Ledger:
@@ -52,6 +53,7 @@ class Ledger:
         """Replace everything `request` has booked; an empty list frees it."""
         for booking in self._requests.pop(request, ()):
             self._side(booking).pop(request)
+            self._count(booking, -booking.tokens)
         kept = tuple(bookings)
         if not kept:
             return
@@ -60,6 +62,7 @@ class Ledger:
             if request in self._side(booking):
                 raise ValueError(f"request {request} has two {booking.phase} legs on {booking.node}")
             self._side(booking)[request] = booking
+            self._count(booking, booking.tokens)
 
     def served(self, service_s: float, output_tokens: int) -> None:
         """Learn from a request that ended: the means stand for requests of other routers and unknown lengths."""
@@ -92,14 +95,13 @@ class Ledger:
     def waits(self, index: Mapping[str, int], service_s: Floats, now: float) -> tuple[Floats, Floats]:
         """`wait` for all nodes of `index` at once, as a request of `service_s` seconds (per node) would find it: those
         that will go before it count, those it overtakes do not."""
-        remaining, queue = np.zeros(len(index)), np.zeros(len(index))
-        weight = self.order_weight
+        remaining, queue = [0.0] * len(index), [0.0] * len(index)
+        weight, service = self.order_weight, service_s.tolist()
         for name, entry in self._nodes.items():
-            row = index.get(name)
-            if row is None or not (entry.prefill or entry.foreign_prefill):
+            if not (entry.prefill or entry.foreign_prefill) or (row := index.get(name)) is None:
                 continue
             ahead, running, since = entry.foreign_prefill * self._mean_service_s, 0.0, now
-            key = now + weight * float(service_s[row])
+            key = now + weight * service[row]
             for booking in entry.prefill.values():
                 if booking.started is not None:
                     running += booking.service_s
@@ -107,16 +109,16 @@ class Ledger:
                 elif not weight or booking.placed + weight * booking.service_s <= key:
                     ahead += booking.service_s
             remaining[row], queue[row] = max(0.0, running - (now - since)), ahead
-        return remaining, queue
+        return np.array(remaining), np.array(queue)
 
     def decodes(self, index: Mapping[str, int]) -> tuple[Floats, Floats]:
         """`decoding` for all nodes of `index` at once."""
-        running, tokens = np.zeros(len(index)), np.zeros(len(index))
-        for name, entry in self._nodes.items():
-            row = index.get(name)
-            if row is not None and (entry.decode or entry.foreign_decode):
-                running[row] = len(entry.decode) + entry.foreign_decode
-                tokens[row] = sum(booking.tokens for booking in entry.decode.values())
+        nodes = self._nodes
+        found = [
+            (0, 0) if entry is None else (len(entry.decode) + entry.foreign_decode, entry.decode_tokens)
+            for entry in map(nodes.get, index)
+        ]
+        running, tokens = np.array(found, float).reshape(-1, 2).T
         return running, tokens
 
     def decoding(self, node: str) -> tuple[int, int]:
@@ -124,7 +126,7 @@ class Ledger:
         entry = self._nodes.get(node)
         if entry is None:
             return 0, 0
-        return len(entry.decode) + entry.foreign_decode, sum(booking.tokens for booking in entry.decode.values())
+        return len(entry.decode) + entry.foreign_decode, entry.decode_tokens
 
     def booked(self) -> dict[str, tuple[Booking, ...]]:
         """All bookings by request."""
@@ -140,7 +142,13 @@ class Ledger:
         booked = [(request, booking) for request, bookings in self._requests.items() for booking in bookings]
         assert all(self._side(booking).get(request) is booking for request, booking in booked)
         assert len(booked) == sum(self.open_legs(node) for node in self._nodes)
-        assert all(entry.foreign_prefill >= 0 <= entry.foreign_decode for entry in self._nodes.values())
+        for entry in self._nodes.values():
+            assert entry.foreign_prefill >= 0 <= entry.foreign_decode
+            assert entry.decode_tokens == sum(booking.tokens for booking in entry.decode.values())
+
+    def _count(self, booking: Booking, tokens: int) -> None:
+        if booking.phase is Phase.DECODE:
+            self._node(booking.node).decode_tokens += tokens
 
     def _node(self, node: str) -> _Node:
         return self._nodes.setdefault(node, _Node({}, {}))

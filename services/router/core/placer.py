@@ -91,16 +91,16 @@ class Placer:
 
     def _handoff_s(self, match: MatchReply, tokens: int, prefill_node: str) -> Floats:
         """How long the KV that a node lacks travels; none does to the prefill node itself."""
-        missing = np.full(len(self.roster), float(tokens))
-        size = self._block_size
+        index, size = self.roster.index, self._block_size
+        missing = [float(tokens)] * len(index)
         for found in match.nodes:
-            row = self.roster.index.get(found.node)
+            row = index.get(found.node)
             if row is not None:
-                missing[row] = max(0.0, tokens - found.l1_blocks * size)
-        own = self.roster.index.get(prefill_node)
+                missing[row] = max(0.0, float(tokens - found.l1_blocks * size))
+        own = index.get(prefill_node)
         if own is not None:
             missing[own] = 0.0
-        seconds: Floats = missing / self._handoff.tokens_per_s
+        seconds: Floats = np.array(missing) / self._handoff.tokens_per_s
         return seconds
 
     @property

@@ -120,43 +120,54 @@ class Sweep(Sequence[Candidate]):
 
 
 def _prefixes(prompt: Prompt, roster: Roster, usable: Mask, fetch: FetchRow) -> _Prefixes:
-    """What every node can reuse, walking the pieces once for all of them (`prefix.shared_prefix` for one)."""
-    match, limit, count = prompt.match, prompt.limit, len(roster)
-    device, host = np.zeros(count), np.zeros(count)
+    """What every node can reuse, walking the pieces once for all of them (`prefix.shared_prefix` for one).
+
+    Pieces do not overlap, so a node that a gap or a missing source has stopped is stopped for good: the next piece
+    begins after its end.
+    """
+    match, limit, count, index = prompt.match, prompt.limit, len(roster), roster.index
+    leading, own = [0] * count, [0] * count
     for node in match.nodes:
-        row = roster.index.get(node.node)
+        row = index.get(node.node)
         if row is not None:
-            device[row], host[row] = node.l1_blocks, node.l2_blocks
-    if match.pending_node is not None and (row := roster.index.get(match.pending_node)) is not None:
-        device[row] = max(device[row], match.pending_blocks)
-    np.minimum(device, limit, out=device)
-    own = np.maximum(device, np.minimum(host, limit))
-    end, alone = own.copy(), own.copy()
-    going, going_alone = np.ones(count, bool), np.ones(count, bool)
+            leading[row] = min(node.l1_blocks, limit)
+            own[row] = max(leading[row], min(node.l2_blocks, limit))
+    if match.pending_node is not None and (row := index.get(match.pending_node)) is not None:
+        leading[row] = max(leading[row], min(match.pending_blocks, limit))
+        own[row] = max(own[row], leading[row])
+    end = np.array(own, float)
     fetched, fetch_s, source, fetches = np.zeros(count), np.zeros(count), np.full(count, -1), False
     for piece in sorted(match.pieces, key=_first):
         first, last = piece.first, min(piece.last, limit)
-        here = np.zeros(count, bool)
-        rows = [row for row in map(roster.index.get, piece.nodes) if row is not None]
-        here[rows] = True
+        rows = [row for row in map(index.get, piece.nodes) if row is not None]
+        for row in rows:
+            if first <= own[row] < last:
+                own[row] = last
+        active = end < last
+        if first:
+            active &= end >= first
         peer = next((row for row in rows if usable[row]), None)
-        going_alone &= (alone >= last) | (here & (first <= alone))
-        alone = np.where(going_alone & (last > alone), last, alone)
-        behind = last > end
-        going &= ~behind | ((first <= end) if peer is not None else here & (first <= end))
-        moved = going & behind & ~here
-        if peer is not None and np.count_nonzero(moved):
-            fetches = True
-            tokens = np.where(moved, (last - end) * float(prompt.block_size), 0.0)
-            rate, latency = fetch(roster.names[peer])
-            fetched += tokens
-            fetch_s += np.where(moved, tokens / rate + np.where(source == peer, 0.0, latency), 0.0)
-            source[going & behind & here] = -1
-            source[moved] = peer
-        else:
-            source[going & behind & here] = -1
-        end = np.where(going & behind, last, end)
-    return _Prefixes(np.stack([end, alone]), device, fetched, fetch_s, fetches)
+        if peer is None:
+            active &= _members(rows, count)
+        elif np.count_nonzero(active):
+            moved = active.copy()
+            moved[rows] = False
+            if np.count_nonzero(moved):
+                fetches = True
+                tokens = (last - end) * moved * float(prompt.block_size)
+                rate, latency = fetch(roster.names[peer])
+                fetched += tokens
+                fetch_s += tokens / rate + moved * (source != peer) * latency
+            np.copyto(source, -1, where=active)
+            np.copyto(source, peer, where=moved)
+        np.copyto(end, float(last), where=active)
+    return _Prefixes(np.stack([end, np.array(own, float)]), np.array(leading, float), fetched, fetch_s, fetches)
+
+
+def _members(rows: list[int], count: int) -> Mask:
+    mask = np.zeros(count, bool)
+    mask[rows] = True
+    return mask
 
 
 def _first(piece: Piece) -> int:
