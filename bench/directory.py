@@ -30,6 +30,7 @@ from typing import Any
 from bench.directory_load import CHURN_RUN_BLOCKS, SHAPES
 from bench.directory_scale import at_scale
 from bench.directory_served import served
+from bench.directory_sides import quietest
 
 NODES, BLOCKS = 64, 1_000_000
 MATCHES = 250
@@ -129,14 +130,9 @@ def beside(shape: str, blocks: int, peer_path: str, *, rounds: int, runs: int) -
     }
 
 
-def quietest(rounds: list[list[float]], share: float) -> float:
-    """The smallest of the rounds' quantiles: what was measured while others used the machine least."""
-    return min(sorted(seconds)[int(share * len(seconds))] for seconds in rounds)
-
-
 def figures(peer_path: str, *, quick: bool) -> Row:
     blocks, rounds = (BLOCKS, 2) if quick else (BLOCKS, 6)
-    runs = (BLOCKS if not quick else BLOCKS // 5) // CHURN_RUN_BLOCKS
+    runs = (BLOCKS if not quick else 3 * BLOCKS // 10) // CHURN_RUN_BLOCKS
     rows = [
         beside(shape, blocks, peer_path, rounds=rounds, runs=runs if shape == "contexts" else 0) for shape in SHAPES
     ]

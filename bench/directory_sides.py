@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from bench.directory_load import CHURN_LIVE_BLOCKS, CHURN_RUN_BLOCKS, SHAPES, Keys, Stored, churn
 
+CHURN_FROM_BLOCKS = 100_000
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 Result = dict[str, Any]
 
@@ -34,6 +35,11 @@ class Index(Protocol):
 def rss_bytes() -> int:
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * PAGE_BYTES
+
+
+def quietest(rounds: list[list[float]], share: float) -> float:
+    """The smallest of the rounds' quantiles: what was measured while others used the machine least."""
+    return min(sorted(seconds)[int(share * len(seconds))] for seconds in rounds)
 
 
 class Hands:
@@ -85,7 +91,7 @@ class Hands:
         return {"seconds": took}
 
     def churn(self, runs: int) -> Result:
-        """Store and remove `runs` runs over a live set; RSS after the first tenth, and how it grew from there."""
+        """Store and remove `runs` runs over a live set; RSS after the first 100,000 blocks, and its growth since."""
         index = self._make()
         kept = CHURN_LIVE_BLOCKS // CHURN_RUN_BLOCKS
         fresh = churn(kept + runs)
@@ -95,7 +101,7 @@ class Hands:
         for number, stored in enumerate(fresh):
             live.append(stored)
             index.apply([index.stored(stored), index.removed(live.pop(0))])
-            if number == runs // 10:
+            if number == CHURN_FROM_BLOCKS // CHURN_RUN_BLOCKS:
                 gc.collect()
                 start = rss_bytes()
         gc.collect()
