@@ -48,6 +48,7 @@ class Waits:
     def __init__(self) -> None:
         self._returned: dict[WaitKind, _F64] = {}
         self._lost: dict[WaitKind, _F64] = {}
+        self._observed: dict[WaitKind, float] = {}
         self._rates: dict[WaitKind, list[float]] = {}
         self._usual: list[float] = _indices(np.full((1, BINS), PRIOR_HAZARD))[0].tolist()
 
@@ -82,9 +83,11 @@ class Waits:
             if kind not in both:
                 both[kind] = np.zeros(BINS)
         counts[kind][bin_of(waited_s)] += 1.0
-        if self._returned[kind].sum() + self._lost[kind].sum() > REMEMBERED:
+        self._observed[kind] = self._observed.get(kind, 0.0) + 1.0
+        if self._observed[kind] > REMEMBERED:
             self._returned[kind] *= 0.5
             self._lost[kind] *= 0.5
+            self._observed[kind] *= 0.5
 
     def check(self) -> None:
         """Counts are kept for the same kinds, and no rate is beyond a return within the narrowest bin."""
