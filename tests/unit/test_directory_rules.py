@@ -7,11 +7,24 @@ from schemas.branch import BranchEventType, BranchKind
 from schemas.kv import Tier
 from schemas.phase import Phase, PhaseCommand
 from services.directory.core.effects import NodeLost, ReferencesChanged
+from services.router.core.prefix import shared_prefix
 
 
 @pytest.fixture
 def bench() -> Bench:
     return Bench()
+
+
+def test_prefix_at_one_node_and_answer_at_another_hit_in_full_at_a_third(bench: Bench) -> None:
+    """P1 prefilled five blocks, D1 wrote the three it decoded, and knows nothing of those before them."""
+    bench.say("d1", 1, stored(B[5:], B[4]))
+    bench.say("p1", 1, stored(B[:5]))
+    bench.answered("a", B, "p1", "d1", prompt_blocks=5)
+    reply = bench.match([*B, 99], branch="a")
+    assert (reply.blocks, reply.branch_blocks, reply.lineage) == (8, 8, "extends")
+    assert [(piece.first, piece.last, piece.nodes) for piece in reply.pieces] == [(0, 5, ["p1"]), (5, 8, ["d1"])]
+    prefix = shared_prefix("p2", reply, 9, lambda _: True)
+    assert prefix.blocks == prefix.fetched_blocks == 8
 
 
 def test_a_silent_node_is_lost_and_comes_back_by_snapshot(bench: Bench) -> None:
