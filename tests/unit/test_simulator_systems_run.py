@@ -10,6 +10,7 @@ import pytest
 from schemas.phase import Split
 from services.simulator.agents import Agents, Mix
 from services.simulator.hardware import PROFILES
+from services.simulator.record import Recorder
 from services.simulator.system import System
 from services.simulator.systems.arrow import Arrow
 from services.simulator.systems.catalogue import SYSTEMS
@@ -20,7 +21,7 @@ from services.simulator.systems.smg_least_load import SmgLeastLoad
 from services.simulator.systems.sticky import Sticky
 from services.simulator.systems.thunderagent import ThunderAgent
 from services.simulator.trace import load_trace
-from services.simulator.world import Log, World
+from services.simulator.world import World
 
 TRACE = load_trace(Path(__file__).parents[2] / "data/traces/cc_smoke.btrace.jsonl.gz")
 SMALL = replace(PROFILES["glm-5.2/gb300"], l1_tokens=1_200_000, l2_tokens=4_000_000)
@@ -31,7 +32,7 @@ class Run:
     """A finished run and what became of its requests."""
 
     world: World
-    log: Log
+    log: Recorder
     agents: Agents
     system: Any
 
@@ -44,7 +45,7 @@ class Run:
 
 
 def run(system: System, split: str = "2P2D", agents: int = 12, seconds: float = 240.0, **hardware: Any) -> Run:
-    log = Log()
+    log = Recorder()
     world = World(replace(SMALL, **hardware), Split.parse(split), system, seed=3, watch=log)
     players = Agents(world.agenda, world.arrive, 3)
     world.finished = players.answered

@@ -1,6 +1,7 @@
 """Compared systems by the id under which reports and `--system` know them."""
 
 from collections.abc import Callable
+from functools import partial
 
 from services.simulator.system import System
 from services.simulator.systems.arrow import Arrow
@@ -29,6 +30,7 @@ SYSTEMS: dict[str, Callable[[], System]] = {
     "smg-cache-aware": SmgCacheAware,
     "smg-least-load": SmgLeastLoad,
     "dynamo-kv-router": DynamoKvRouter,
+    "dynamo-kv-router-fixed": partial(DynamoKvRouter, planner=False),
     "dynamo-1.6.1": Dynamo161,
     "dynamo-1.6.1-device": Dynamo161Device,
     "arrow": Arrow,
@@ -40,6 +42,16 @@ SYSTEMS: dict[str, Callable[[], System]] = {
 }
 
 FIXED_SPLIT = frozenset(
-    {"static", "static-own", "sticky", "smg-cache-aware", "smg-least-load", "mooncake", "thunderagent", "pool-lru"}
+    {
+        "static",
+        "static-own",
+        "sticky",
+        "smg-cache-aware",
+        "smg-least-load",
+        "dynamo-kv-router-fixed",
+        "mooncake",
+        "thunderagent",
+        "pool-lru",
+    }
 )
 """Systems that never change the split: they are run at the best one, which a search finds."""
