@@ -61,7 +61,7 @@ def of(name: str) -> Run:
     return run(SYSTEMS[name]())
 
 
-@pytest.mark.parametrize("name", SYSTEMS)
+@pytest.mark.parametrize("name", [name for name in SYSTEMS if not name.startswith("plain+")])
 def test_all_agents_advance_to_the_end(name: str) -> None:
     done = of(name)
     late = [call for call in done.log.calls if call.ended_at and call.ended_at > 180.0]
