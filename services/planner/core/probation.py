@@ -44,7 +44,7 @@ class Look:
     def at(cls, nodes: Sequence[Node]) -> "Look":
         serving = [node for node in nodes if node.phase.serves(Phase.PREFILL)]
         decode = [node for node in nodes if node.phase.serves(Phase.DECODE)]
-        running = sum(node.running_decode for node in nodes)
+        running = sum(node.running_decode for node in decode)
         return cls(sum(node.waiting for node in serving), running, len(serving), len(decode))
 
 
