@@ -113,13 +113,11 @@ class Ledger:
 
     def decodes(self, index: Mapping[str, int]) -> tuple[Floats, Floats]:
         """`decoding` for all nodes of `index` at once."""
-        nodes = self._nodes
-        found = [
-            (0, 0) if entry is None else (len(entry.decode) + entry.foreign_decode, entry.decode_tokens)
-            for entry in map(nodes.get, index)
-        ]
-        running, tokens = np.array(found, float).reshape(-1, 2).T
-        return running, tokens
+        running, tokens = [0] * len(index), [0] * len(index)
+        for name, entry in self._nodes.items():
+            if (entry.decode or entry.foreign_decode) and (row := index.get(name)) is not None:
+                running[row], tokens[row] = len(entry.decode) + entry.foreign_decode, entry.decode_tokens
+        return np.array(running, float), np.array(tokens, float)
 
     def decoding(self, node: str) -> tuple[int, int]:
         """(requests placed to decode at the node, tokens promised to ours)."""

@@ -30,12 +30,14 @@ class Placer:
         self.models: dict[str, Coefficients] = {}
         self.roster = Roster()
         self._model, self._fetch, self._handoff = model, fetch, handoff
+        self._alive_at: tuple[float, Mask] | None = None
 
     def changed(self, name: str) -> None:
         """Something about a node is new: what it is, its phase, its pool, or its model."""
         node = self.nodes.get(name)
         if node is not None:
             self.roster.put(node, self.model(name))
+            self._alive_at = None
 
     def learned(self, models: dict[str, Coefficients]) -> None:
         """The planner's models; nodes it does not name keep the configured coefficients."""
@@ -84,10 +86,11 @@ class Placer:
         iteration_s = rows.d0 + rows.d1 * phi + rows.d2 * count + rows.d3 * (promised + tokens) / MEGA
         iterations = self.ledger.mean_output_tokens / np.maximum(1.0, rows.fed * _SPECULATION)
         seconds = np.where(roomy, iteration_s * iterations + self._handoff_s(match, tokens, prefill_node), np.inf)
-        equal = np.flatnonzero(seconds <= seconds.min() + TIE_S)
-        row = index.get(prefill_node)
-        chosen = row if row is not None and row in equal else int(equal[turn % len(equal)])
-        return self.roster.names[chosen]
+        best, row = float(seconds.min()) + TIE_S, index.get(prefill_node)
+        if row is not None and seconds[row] <= best:
+            return prefill_node
+        equal = np.flatnonzero(seconds <= best)
+        return self.roster.names[int(equal[turn % len(equal)])]
 
     def _handoff_s(self, match: MatchReply, tokens: int, prefill_node: str) -> Floats:
         """How long the KV that a node lacks travels; none does to the prefill node itself."""
@@ -108,8 +111,12 @@ class Placer:
         return self.nodes.reference.block_size if self.nodes.reference is not None else 1
 
     def _alive(self, now: float) -> Mask:
-        nodes = self.nodes
-        return self.roster.alive(now, nodes.timeout_s, nodes.grace_from, suspended=nodes.suspended)
+        """Kept for the several questions of one placement, all asked at the same `now`."""
+        if self._alive_at is None or self._alive_at[0] != now:
+            nodes = self.nodes
+            alive = self.roster.alive(now, nodes.timeout_s, nodes.grace_from, suspended=nodes.suspended)
+            self._alive_at = now, alive
+        return self._alive_at[1]
 
     def check(self) -> None:
         """The roster has every node as it is."""

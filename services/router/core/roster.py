@@ -34,10 +34,11 @@ class PrefillRows:
     total: Floats
     used: Floats
     referenced: Floats
+    free: Floats
 
     @classmethod
     def empty(cls, count: int) -> "PrefillRows":
-        return cls(*(np.zeros(count) for _ in range(10)))
+        return cls(*(np.zeros(count) for _ in range(11)))
 
 
 @dataclass(slots=True)
@@ -115,6 +116,7 @@ class Roster:
         if node.telemetry is not None:
             pool = node.telemetry.kv.l2
             p.total[row], p.used[row], p.referenced[row] = pool.total, pool.used, pool.referenced
+            p.free[row] = max(0, pool.total - pool.used)
         d.d0[row], d.d1[row], d.d2[row], d.d3[row] = model.d0, model.d1, model.d2, model.d3
         d.share[row], d.fed[row] = model.expert_share, model.fed_tokens
         if node.hello is not None:

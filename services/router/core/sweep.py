@@ -120,54 +120,72 @@ class Sweep(Sequence[Candidate]):
 
 
 def _prefixes(prompt: Prompt, roster: Roster, usable: Mask, fetch: FetchRow) -> _Prefixes:
-    """What every node can reuse, walking the pieces once for all of them (`prefix.shared_prefix` for one).
+    """What every node can reuse (`prefix.shared_prefix` for one): most nodes hold the same, so each kind of node walks
+    the pieces once.
 
     Pieces do not overlap, so a node that a gap or a missing source has stopped is stopped for good: the next piece
     begins after its end.
     """
     match, limit, count, index = prompt.match, prompt.limit, len(roster), roster.index
-    leading, own = [0] * count, [0] * count
+    leading, own, held = [0] * count, [0] * count, [0] * count
     for node in match.nodes:
         row = index.get(node.node)
         if row is not None:
-            leading[row] = min(node.l1_blocks, limit)
-            own[row] = max(leading[row], min(node.l2_blocks, limit))
+            leading[row], own[row] = node.l1_blocks, node.l2_blocks
     if match.pending_node is not None and (row := index.get(match.pending_node)) is not None:
-        leading[row] = max(leading[row], min(match.pending_blocks, limit))
-        own[row] = max(own[row], leading[row])
-    end = np.array(own, float)
-    fetched, fetch_s, source, fetches = np.zeros(count), np.zeros(count), np.full(count, -1), False
-    for piece in sorted(match.pieces, key=_first):
-        first, last = piece.first, min(piece.last, limit)
+        leading[row] = max(leading[row], match.pending_blocks)
+    device = np.minimum(np.array(leading, float), limit)
+    own = np.maximum(device, np.minimum(own, limit)).astype(int).tolist()
+    walk: list[_Step] = []
+    for place, piece in enumerate(sorted(match.pieces, key=_first) if match.pieces else ()):
         rows = [row for row in map(index.get, piece.nodes) if row is not None]
+        mark = 1 << place
         for row in rows:
-            if first <= own[row] < last:
-                own[row] = last
-        active = end < last
-        if first:
-            active &= end >= first
+            held[row] |= mark
         peer = next((row for row in rows if usable[row]), None)
-        if peer is None:
-            active &= _members(rows, count)
-        elif np.count_nonzero(active):
-            moved = active.copy()
-            moved[rows] = False
-            if np.count_nonzero(moved):
-                fetches = True
-                tokens = (last - end) * moved * float(prompt.block_size)
-                rate, latency = fetch(roster.names[peer])
-                fetched += tokens
-                fetch_s += tokens / rate + moved * (source != peer) * latency
-            np.copyto(source, -1, where=active)
-            np.copyto(source, peer, where=moved)
-        np.copyto(end, float(last), where=active)
-    return _Prefixes(np.stack([end, np.array(own, float)]), np.array(leading, float), fetched, fetch_s, fetches)
+        walk.append((piece.first, min(piece.last, limit), mark, peer))
+    numbers: dict[tuple[int, int], int] = {}
+    kinds = np.array([numbers.setdefault(kind, len(numbers)) for kind in zip(own, held, strict=True)])
+    walked = [_walk(blocks, marks, walk) for blocks, marks in numbers]
+    plans = np.array([(end, alone) for end, alone, _ in walked], float).T[:, kinds]
+    peers = {source for _, _, sources in walked for source, _ in sources}
+    if not peers:
+        return _Prefixes(plans, device, np.zeros(count), np.zeros(count), fetches=False)
+    size, seconds = float(prompt.block_size), np.zeros(count)
+    for peer in peers:
+        rate, latency = fetch(roster.names[peer])
+        runs = [sum(source == peer for source, _ in sources) for _, _, sources in walked]
+        blocks = [sum(blocks for source, blocks in sources if source == peer) for _, _, sources in walked]
+        seconds += np.array(blocks)[kinds] * size / rate + np.array(runs)[kinds] * latency
+    fetched = np.array([size * sum(blocks for _, blocks in sources) for _, _, sources in walked])[kinds]
+    return _Prefixes(plans, device, fetched, seconds, fetches=True)
 
 
-def _members(rows: list[int], count: int) -> Mask:
-    mask = np.zeros(count, bool)
-    mask[rows] = True
-    return mask
+def _walk(own: int, held: int, walk: list["_Step"]) -> tuple[int, int, tuple[tuple[int, int], ...]]:
+    """(blocks with fetches, blocks without, runs fetched as (row of the source, blocks)) of a node that has `own`
+    leading blocks and the pieces `held`."""
+    end = alone = own
+    sources: list[tuple[int, int]] = []
+    going = True
+    for first, last, mark, peer in walk:
+        here = bool(held & mark)
+        if here and first <= alone < last:
+            alone = last
+        if end >= last:
+            continue
+        if first > end or (peer is None and not here):
+            break
+        if not here and peer is not None:
+            if going and sources and sources[-1][0] == peer:
+                sources[-1] = (peer, sources[-1][1] + last - end)
+            else:
+                sources.append((peer, last - end))
+        going, end = not here, last
+    return end, alone, tuple(sources)
+
+
+_Step = tuple[int, int, int, int | None]
+"""A piece: first and last block, its bit, and the row of the node that would be read (None: nobody can be)."""
 
 
 def _first(piece: Piece) -> int:
@@ -190,16 +208,15 @@ def _service(prompt: Prompt, roster: Roster, plans: _Prefixes) -> Floats:
 def _duplicate(prompt: Prompt, roster: Roster, plans: _Prefixes) -> Floats:
     """C_dup of the fetch on every node (`placement.duplicate_s` for one)."""
     rows, fetched = roster.prefill, plans.fetched
-    if not plans.fetches or not np.count_nonzero(fetched > rows.total - rows.used):
+    if not plans.fetches or not np.count_nonzero(fetched > rows.free):
         return np.zeros(len(roster))
     share = np.minimum(1.0, rows.referenced / np.maximum(rows.used, 1.0))
     for name, known in prompt.match.referenced_share.items():
         row = roster.index.get(name)
         if row is not None:
             share[row] = known
-    free = np.maximum(0.0, rows.total - rows.used)
     pays = (fetched > 0) & (rows.used > 0) & (fetched > rows.total - rows.used * share)
-    seconds: Floats = np.where(pays, np.maximum(0.0, fetched - free) * share * (rows.c1 + rows.c0_share), 0.0)
+    seconds: Floats = np.where(pays, np.maximum(0.0, fetched - rows.free) * share * (rows.c1 + rows.c0_share), 0.0)
     return seconds
 
 
