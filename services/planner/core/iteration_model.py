@@ -74,7 +74,9 @@ class LearnedModels:
 
     def iterations(self, batch: IterationBatch, now: float) -> None:
         """Iterations of one node, as received at `now`."""
-        model = self._nodes.setdefault(batch.node, self._new(self._defaults))
+        model = self._nodes.get(batch.node)
+        if model is None:
+            model = self._nodes[batch.node] = self._new(self._defaults)
         for iteration in batch.iterations:
             fit = model.fits.get(iteration.phase)
             if fit is None:
