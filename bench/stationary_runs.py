@@ -24,23 +24,27 @@ SOURCES = (
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One run. `split` None: the scenario's own."""
+    """One run. `split` None: the scenario's own. `agents` None: the scenario's own; so `per_minute` (first work)."""
 
     scenario: str
     system: str
-    agents: int
+    agents: int | None
     seed: int = 1
     split: str | None = None
     warm_up_s: float | None = None
     scored_s: float | None = None
     ramp_s: float | None = None
+    per_minute: float | None = None
 
     def resolved(self) -> Scenario:
         """The scenario of this run."""
         known = read_scenario(Path("bench/scenarios") / f"{self.scenario}.toml")
-        changes: dict[str, Any] = {
-            "work": [msgspec.structs.replace(work, agents=self.agents) for work in known.work[:1]] + known.work[1:]
-        }
+        first = known.work[0]
+        if self.agents is not None:
+            first = msgspec.structs.replace(first, agents=self.agents)
+        if self.per_minute is not None:
+            first = msgspec.structs.replace(first, agents=0, per_minute=self.per_minute)
+        changes: dict[str, Any] = {"work": [first, *known.work[1:]]}
         for name in ("split", "warm_up_s", "scored_s", "ramp_s"):
             if getattr(self, name) is not None:
                 changes[name] = getattr(self, name)

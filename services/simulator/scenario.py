@@ -27,7 +27,8 @@ class ScenarioError(Exception):
 class Work(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Agents that play one trace: `agents` at a time, or `per_minute` new ones, in [since_s, until_s).
 
-    `trace`: file name below the trace folder. `max_pause_s` caps pauses, `output_scale` multiplies answers, `media`:
+    `resize`: (when, how many agents from then on), in seconds; those beyond end as they finish. `trace`: file name
+    below the trace folder. `max_pause_s` caps pauses, `output_scale` multiplies answers, `media`:
     every request carries a picture (`media_s` of the scenario).
     """
 
@@ -40,10 +41,14 @@ class Work(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     since_s: float = 0.0
     until_s: float | None = None
     ramp_s: float | None = None
+    resize: list[tuple[float, int]] = []
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`media_s`: prefill time of a request with a picture beyond its tokens (c4). `split`: at the start."""
+    """`media_s`: prefill time of a request with a picture beyond its tokens (c4). `split`: at the start.
+
+    `periods_s`: parts of the run that get figures of their own, as (from, to).
+    """
 
     name: str
     hardware: str
@@ -53,6 +58,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     scored_s: float = 3600.0
     media_s: float = 0.0
     ramp_s: float = 600.0
+    periods_s: list[tuple[float, float]] = []
 
     @property
     def ends_s(self) -> float:
@@ -117,7 +123,9 @@ def simulate(
         )
         resize = agents.add(mix)
         if work.until_s is not None:
-            world.agenda.at(work.until_s, _ending(resize))
+            world.agenda.at(work.until_s, _sized(resize, 0))
+        for at_s, count in work.resize:
+            world.agenda.at(at_s, _sized(resize, count))
     recorder.follow(world)
     world.agenda.run(scenario.ends_s)
     cpu_s = time.process_time() - began
@@ -135,6 +143,10 @@ def simulate(
         "split": world.split,
         "splits": split_shares,
         "seed": seed,
+        "periods": [
+            figures(scored(recorder.calls, start, end), world.block_tokens, end - start)
+            for start, end in scenario.periods_s
+        ],
     }
     decisions = [
         {"at_s": at, "kind": said.kind, "from": said.split_now, "to": said.split_new, "why": said.why}
@@ -147,5 +159,5 @@ def simulate(
     return Run(row, over_time(recorder.calls, recorder.samples), decisions, switches, recorder, cpu_s)
 
 
-def _ending(resize: Callable[[int], None]) -> Callable[[float], None]:
-    return lambda now: resize(0)
+def _sized(resize: Callable[[int], None], agents: int) -> Callable[[float], None]:
+    return lambda now: resize(agents)

@@ -19,10 +19,11 @@ from services.simulator.systems.smg_least_load import SmgLeastLoad
 from services.simulator.systems.static import Static
 from services.simulator.systems.sticky import Sticky
 from services.simulator.systems.thunderagent import ThunderAgent
-from services.simulator.systems.variants import reference, static_own
+from services.simulator.systems.variants import ours_for_ttft, reference, static_own
 
 SYSTEMS: dict[str, Callable[[], System]] = {
     "ours": Own,
+    "ours-ttft-15": partial(ours_for_ttft, 15.0),
     "reference": reference,
     "static": Static,
     "static-own": static_own,

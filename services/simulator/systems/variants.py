@@ -19,3 +19,8 @@ def reference() -> Own:
 def static_own() -> Own:
     """Our engines, pool, eviction and routing on a fixed split; models are learned for the router."""
     return Own(OwnSettings(planner=False), id="static-own")
+
+
+def ours_for_ttft(target_s: float) -> Own:
+    """Ours with a target for P95 TTFT: nothing is given for more than that, and missing it weighs."""
+    return Own(OwnSettings(decide=DecideSettings(ttft_target_s=target_s)), id=f"ours-ttft-{target_s:g}")
