@@ -96,7 +96,8 @@ class BranchEvent(Message, frozen=True, kw_only=True):
 
 
 class BranchInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """One branch as `GET /v1/branches` shows it; `last_seen` in Unix seconds."""
+    """One branch as `GET /v1/branches` shows it; `last_seen` in Unix seconds. `confidence`: how sure it is that its
+    requests are one branch, 1 where they say so."""
 
     id: str
     parent: str | None
@@ -107,6 +108,7 @@ class BranchInfo(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
     blocks: int
     last_seen: float
+    confidence: float = 1.0
 
 
 BRANCH_EVENT = Decoder(BranchEvent)

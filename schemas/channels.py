@@ -36,6 +36,7 @@ PARAMETERS = {
     "shard": "First two hex digits of the sha256 of the branch id, after the mark of its tenant (none for the default)",
     "node": "Name of a node, [a-z0-9-]",
     "router": "Name of a router, [a-z0-9-]",
+    "directory": "Name of a directory, [a-z0-9-]",
 }
 
 

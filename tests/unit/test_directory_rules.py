@@ -4,6 +4,7 @@ import pytest
 from directory_bench import B, Bench, chain, pack, stored
 
 from schemas.branch import BranchEventType, BranchKind
+from schemas.directory import BranchQuery
 from schemas.kv import Tier
 from schemas.phase import Phase, PhaseCommand
 from services.directory.core.effects import NodeLost, ReferencesChanged
@@ -194,16 +195,23 @@ def test_requests_without_a_branch_are_told_apart_by_their_context(bench: Bench)
     second = bench.match(B[:7], request="q2")
     assert (second.branch, second.lineage, second.branch_blocks) == ("i-q1", "extends", 5)
     bench.answered("i-q1", B, inferred=True, prompt_blocks=7)
+    assert confidence(bench, "i-q1") == pytest.approx(2 / 3)
     left = chain(*"0123", "another", "way")
     third = bench.match(left, request="q3")
     assert (third.branch, third.lineage, third.parent) == ("i-q3", "fork", "i-q1")
     bench.answered("i-q3", left, inferred=True, parent="i-q1", kind=BranchKind.FORK)
+    assert confidence(bench, "i-q3") == 0.5, "what it is to the one it left shows later"
     bench.tick(1000.0)
     bench.match(chain(*"0123", "another", "way", "on"), request="q4")
     bench.tick(900.0)
     heir = bench.core.branches.get(("", "i-q3"))
     assert heir is not None
     assert (heir.version, heir.kind) == (1, BranchKind.MAIN), "the old tip was not used again: it was a compaction"
+
+
+def confidence(bench: Bench, branch: str) -> float:
+    (found,) = bench.core.listed(BranchQuery(branch=branch), bench.now, 0.0)
+    return found.confidence
 
 
 def test_branches_of_tenants_are_apart_and_only_routers_report_contexts(bench: Bench) -> None:

@@ -36,12 +36,12 @@ class Branch:
     prompt. For inferred ones: `left`: a later branch left its path since its last use; `unsettled`: it left its
     parent's after `shared_blocks`, and what it is to the parent is not known yet; `heir`: the last one that left it.
     `parent_seen`: when the parent was last active before that. `began_blocks`: of the first prompt of the branch that
-    all this goes back to. `asked`: the last request that was taken to extend it.
+    all this goes back to. `asked`: the last request that was taken to extend it. `confirmed`: how many did.
     """
 
     __slots__ = (
-        "anchor", "asked", "began_blocks", "blocks", "claim", "compacting", "decode", "departed", "family",
-        "first_blocks", "fresh", "grown", "heir", "inferred", "kept", "key", "kind", "left", "life", "parent",
+        "anchor", "asked", "began_blocks", "blocks", "claim", "compacting", "confirmed", "decode", "departed",
+        "family", "first_blocks", "fresh", "grown", "heir", "inferred", "kept", "key", "kind", "left", "life", "parent",
         "parent_seen", "prefill", "seen", "shared_blocks", "state", "unsettled", "version",
     )  # fmt: skip
 
@@ -57,6 +57,7 @@ class Branch:
         self.fresh = True
         self.grown = False
         self.compacting = False
+        self.confirmed = 0
         self.left = False
         self.heir: Branch | None = None
         self.parent_seen: float | None = None
@@ -77,3 +78,12 @@ class Branch:
     @property
     def active(self) -> bool:
         return self.state is BranchState.ACTIVE
+
+    @property
+    def confidence(self) -> float:
+        """How sure it is that its requests are one branch: 1 when they say so; else the chance that the next one taken
+        for its own is, after as many that extended it (Laplace's rule of succession), and a half while it is open what
+        the branch is to the one it left."""
+        if not self.inferred:
+            return 1.0
+        return 0.5 if self.unsettled else (self.confirmed + 1) / (self.confirmed + 2)

@@ -58,6 +58,7 @@ class SavedBranch(msgspec.Struct, frozen=True, array_like=True):
     first_blocks: Count = 0
     shared_blocks: Count = 0
     began_blocks: Count = 0
+    confirmed: Count = 0
 
 
 class Checkpoint(Message, frozen=True, kw_only=True):
@@ -149,6 +150,7 @@ def _saved(branch: Branch, number: dict[Run, int], now: float) -> SavedBranch:
         first_blocks=branch.first_blocks,
         shared_blocks=branch.shared_blocks,
         began_blocks=branch.began_blocks,
+        confirmed=branch.confirmed,
     )
 
 
@@ -161,5 +163,5 @@ def _branch(saved: SavedBranch, now: float) -> Branch:
     branch.family, branch.grown, branch.compacting = saved.family, saved.grown, saved.compacting
     branch.left, branch.unsettled = saved.left, saved.unsettled
     branch.first_blocks, branch.shared_blocks = saved.first_blocks, saved.shared_blocks
-    branch.began_blocks = saved.began_blocks
+    branch.began_blocks, branch.confirmed = saved.began_blocks, saved.confirmed
     return branch

@@ -216,6 +216,7 @@ class Directory:
                 version=branch.version,
                 state=branch.state,
                 inferred=branch.inferred,
+                confidence=branch.confidence,
                 tokens=branch.blocks * block_size,
                 blocks=branch.blocks,
                 last_seen=wall - (now - branch.seen),

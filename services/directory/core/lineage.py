@@ -103,6 +103,7 @@ def accepted(branch: Branch, judgement: Judgement, anchor: Anchor | None) -> Non
     elif judgement.lineage is not Lineage.EXTENDS:
         branch.departed = []
     branch.grown = judgement.lineage is Lineage.EXTENDS or judgement.departs is not None
+    branch.confirmed += judgement.lineage is Lineage.EXTENDS
     branch.version, branch.anchor, branch.fresh = judgement.version, anchor, False
     branch.compacting = False
 
