@@ -1,5 +1,12 @@
 """ThunderAgent's pausing and resuming."""
 
+from collections import deque
+from random import Random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.simulator.call import Call
 from services.simulator.systems.thunderagent import Program, ThunderAgent, resumable, to_pause
 from tests.system_stage import StillCluster, call, placed
 
@@ -88,3 +95,39 @@ def test_nobody_is_paused_for_more_than_half_an_hour() -> None:
     assert not system.arrived(second, 1.0)
     assert not system.wake(1_800.0)
     assert list(placed(system.wake(1_801.0))) == [second.id]
+
+
+@given(st.integers(0, 1 << 30))
+def test_every_held_request_is_sent_once_others_end(seed: int) -> None:
+    """Placements never exceed a backend, and nobody is forgotten or sent twice."""
+    random = Random(seed)
+    _, system = system_on(2, 200_000)
+    running: deque[Call] = deque()
+    sent: set[str] = set()
+    asked: set[str] = set()
+    now = 0.0
+    for step in range(60):
+        now += random.uniform(0.0, 6.0)
+        if step < 30 and random.random() < 0.7:
+            new = call(random.randint(1_000, 90_000), branch=f"b{step}", last=True)
+            asked.add(new.id)
+            fresh = placed(system.arrived(new, now))
+        else:
+            if running:
+                system.ended(running.popleft(), now)
+            fresh = placed(system.wake(now))
+        assert not sent & fresh.keys()
+        sent |= fresh.keys()
+        running.extend(place.call for place in fresh.values())
+        by_node: dict[str, int] = {}
+        for each in running:
+            by_node[each.branch] = each.prompt_tokens
+        assert sum(by_node.values()) <= 2 * 200_000
+    while running:
+        now += 5.0
+        system.ended(running.popleft(), now)
+        fresh = placed(system.wake(now))
+        sent |= fresh.keys()
+        running.extend(place.call for place in fresh.values())
+    assert sent == asked
+    assert system.programs == {}

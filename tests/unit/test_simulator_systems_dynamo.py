@@ -1,6 +1,8 @@
 """Dynamo's planner and KV router beside what their own code answers."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from schemas.phase import Phase
 from services.simulator.system import Move
@@ -67,6 +69,22 @@ def test_1_6_1_moves_opposing_pairs_only(
 ) -> None:
     got = guard_1_6_1(ready, (ready[0] + wish[0], ready[1] + wish[1]), 9)
     assert (got[0] - ready[0], got[1] - ready[1]) == ordered
+
+
+@given(st.integers(2, 64), st.data())
+def test_budgets_never_use_more_nodes_than_there_are_nor_empty_a_phase(nodes: int, data: st.DataObject) -> None:
+    total = data.draw(st.integers(max(2, nodes - 1), nodes))
+    prefill = data.draw(st.integers(1, total - 1))
+    ready = prefill, total - prefill
+    step = st.integers(-1, 1)
+    wished = max(1, ready[0] + data.draw(step)), max(1, ready[1] + data.draw(step))
+    for budget in (clamp_1_5_1, guard_1_6_1):
+        ordered = budget(ready, wished, nodes)
+        assert min(ordered) >= 1
+        assert sum(ordered) <= nodes
+    held = guard_1_6_1(ready, wished, nodes)
+    for before, wish, after in zip(ready, wished, held, strict=True):
+        assert min(before, wish) <= after <= max(before, wish), "1.6.1 moves nobody who did not ask"
 
 
 def test_wishes_follow_the_default_thresholds() -> None:
