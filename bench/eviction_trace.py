@@ -83,20 +83,34 @@ class Contexts:
             if row.op == "append" and base and row.ctx.keep >= by_id[base].input_length // RECORDED_BLOCK:
                 heirs[base] = row.request_id
             last[row.session_id] = row.request_id
-        return [self._turn(number, row, ids, heirs.get(row.request_id)) for row in rows]
+        names = self._shared(rows, ids)
+        return [self._turn(number, row, ids, heirs.get(row.request_id), names) for row in rows]
 
-    def _turn(self, number: int, row: Row, ids: dict[str, list[int]], heir: str | None) -> Turn:
+    def _shared(self, rows: list[Row], ids: dict[str, list[int]]) -> dict[int, object]:
+        """Names, the same for all agents, of the blocks that agents of one class share, by their id in this play."""
+        names: dict[int, object] = {}
+        for row in rows:
+            own = ids[row.request_id]
+            for block in range(row.prefix_blocks // self.fold if row.prefix_class else 0):
+                if (block + 1) * self.fold <= len(own):
+                    names[own[(block + 1) * self.fold - 1]] = (row.prefix_class, block)
+        return names
+
+    def _turn(
+        self, number: int, row: Row, ids: dict[str, list[int]], heir: str | None, names: dict[int, object]
+    ) -> Turn:
         """An answer's blocks have the ids that the next prompt gives them, if that prompt keeps all before them."""
         size = self.fold * RECORDED_BLOCK
         own, later = ids[row.request_id], ids[heir] if heir is not None else []
         prompt, context = row.input_length // size, (row.input_length + row.output_length - 1) // size
-        shared = row.prefix_blocks // self.fold if row.prefix_class else 0
         at, found = 0, []
         for block in range(max(prompt, context)):
             end = (block + 1) * self.fold
             named = own if block < prompt else later
-            key: object = (number, named[end - 1]) if end <= len(named) else (number, row.request_id, block)
-            at = self._children.setdefault((at, (row.prefix_class, block) if block < shared else key), len(self))
+            key: object = (number, row.request_id, block)
+            if end <= len(named):
+                key = names.get(named[end - 1]) or (number, named[end - 1])
+            at = self._children.setdefault((at, key), len(self))
             found.append(at)
         blocks = np.array(found, np.int32)
         return Turn(row, blocks[:prompt], blocks[:context])

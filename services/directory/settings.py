@@ -33,7 +33,7 @@ class DirectorySettings(ServiceSettings, kw_only=True):
     snapshot_timeout_s: float = 5.0
     pending_messages: int = 65_536
     scarce_share: float = 0.8
-    depth_doubling_tokens: int = 250_000
+    depth_doubling_tokens: int = 500_000
 
     def __post_init__(self) -> None:
         super().__post_init__()

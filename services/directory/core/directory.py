@@ -47,7 +47,7 @@ class DirectoryConfig:
     event_ids: int = 100_000
     buffer_messages: int = 8192
     scarce_share: float = 0.8
-    depth_doubling_tokens: int = 250_000
+    depth_doubling_tokens: int = 500_000
 
 
 class Directory:
