@@ -15,7 +15,8 @@ class DirectorySettings(ServiceSettings, kw_only=True):
     `takeover_s`: of two directories the older stands by, and serves again when the newer is silent for so long.
     `pending_messages`: location messages that may wait to be handled; more are dropped and repaired by snapshot.
     `scarce_share`: a pool where claimed blocks take this share of its memory is told what each of them is worth; above
-    1 never. `depth_doubling_tokens`: at this depth of a context a token costs twice as much to compute as at its start.
+    1 never. `depth_doubling_tokens`: at this depth of a context a block counts twice as much as at its start, because
+    it costs more to compute again.
     """
 
     service: ClassVar[str] = "directory"

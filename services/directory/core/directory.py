@@ -36,8 +36,8 @@ _DONE = object()
 class DirectoryConfig:
     """Bounds and times. `remember_blocks`: keys known beyond those that lie somewhere or are claimed. A node where
     claimed blocks take `scarce_share` of the host memory is told what each is worth; at a depth of
-    `depth_doubling_tokens` a token costs twice as much to compute as at the start of a context (with GLM-5.2's
-    coefficients and 4,096 tokens an iteration: (c0 / 4096 + c1) / c2)."""
+    `depth_doubling_tokens` a block counts twice as much as at the start of a context, for what it costs to compute
+    again (half the weight that GLM-5.2's coefficients give it, see decision 0006)."""
 
     remember_blocks: int = 4_000_000
     branch_lease_s: float = 1800.0
