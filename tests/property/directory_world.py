@@ -12,6 +12,7 @@ from schemas.codec import encode
 from schemas.directory import MatchQuery, MatchReply
 from schemas.kv import ChangeType, KvLocation, LocationChange, SnapshotPart, Tier, TierTotal
 from schemas.kv import keys_of as unpack
+from schemas.phase import PhaseCommand
 from services.directory.core.checkpoint import CHECKPOINT, restore, save
 from services.directory.core.directory import Directory, DirectoryConfig
 from services.directory.core.effects import Effect, NeedSnapshot, NodeLost, ReferencesChanged
@@ -87,6 +88,8 @@ class World:
         self.heard: dict[str, float] = {}
         self.contexts: list[Context] = [()]
         self.asked: set[str] = set()
+        self.unheard: set[str] = set()
+        self.commands: list[PhaseCommand] = []
         self.snapshots = 0
 
     def perform(self, effects: Iterable[Effect]) -> None:
@@ -96,6 +99,7 @@ class World:
                 self.asked.add(effect.node)
                 self.feeds[effect.node].synced = False
             elif isinstance(effect, ReferencesChanged):
+                assert not self.directory.blind, "a pool was told something before all was known"
                 self.pools[effect.node].told(effect)
             elif isinstance(effect, NodeLost):
                 assert self.now - self.heard[effect.node] > NODE_TIMEOUT_S
@@ -110,6 +114,21 @@ class World:
     def drain(self) -> None:
         while self.directory.has_work:
             self.perform(self.directory.work(7))
+        if self.directory.blind and self.unheard.isdisjoint(self.pools) and not self.directory.locations.unsynced():
+            commands, self.commands = self.commands, []
+            for command in commands:
+                self.model.phase(command.node, command.phase, command.epoch)
+            self.perform(self.directory.see())
+            self.drain()
+
+    def command(self, command: PhaseCommand) -> None:
+        """A phase command; what it means for claims waits until a directory that has started anew sees."""
+        if self.directory.blind:
+            self.commands.append(command)
+        else:
+            self.model.phase(command.node, command.phase, command.epoch)
+        self.perform(self.directory.on_phase(command))
+        self.drain()
 
     def context(self, rnd: random.Random, most: int = 6) -> Context:
         """Something that was there before, cut, and something new: labels are few, so that paths meet."""
@@ -181,6 +200,7 @@ class World:
                 self.forget(node)
             feed.begin(message.incarnation)
         behind = False
+        self.unheard.discard(node)
         if not message.changes and feed.synced and (message.incarnation, message.seq) == (feed.incarnation, feed.seq):
             self.believe_total(message)
         if message.incarnation == feed.incarnation and message.seq > feed.seq:
@@ -286,18 +306,26 @@ class World:
             for node in list(self.asked):
                 self.answer(node, rnd)
             views = self.placed()
-            if not self.directory.locations.unsynced() and all(
-                views[node] == {tier: set(held) for tier, held in pool.held.items()}
-                for node, pool in self.pools.items()
+            if (
+                not self.directory.blind
+                and not self.directory.locations.unsynced()
+                and all(
+                    views[node] == {tier: set(held) for tier, held in pool.held.items()}
+                    for node, pool in self.pools.items()
+                )
             ):
                 return
             self.pass_time(1.0 if number < 10 else 10.0)
         raise AssertionError(f"not repaired: {self.directory.locations.unsynced()}")
 
-    def restart(self) -> None:
-        """The directory starts again from its checkpoint; where copies lie it hears anew."""
+    def restart(self, *, blind: bool) -> None:
+        """The directory starts again from its checkpoint; where copies lie it hears anew. Blind, it tells the pools
+        nothing until it has heard all of them. A blind one keeps no checkpoint, so it is not restarted here."""
+        if self.directory.blind:
+            return
         data = encode(save(self.directory, 0, self.now, self.now))
-        self.directory = Directory(self.directory.config, incarnation=self.directory.incarnation + 1)
+        self.directory = Directory(self.directory.config, incarnation=self.directory.incarnation + 1, blind=blind)
+        self.unheard = set(self.pools)
         restore(self.directory, CHECKPOINT.decode(data), self.now, self.now)
         for node in self.pools:
             self.forget(node)

@@ -100,14 +100,13 @@ class DirectoryMachine(RuleBasedStateMachine):
         command = PhaseCommand(
             id="c", t=0.0, node=node, phase=phase, epoch=self.epochs[node], reason="test", decision_id=""
         )
-        self.world.model.phase(node, phase, command.epoch)
-        self.world.perform(self.world.directory.on_phase(command))
-        self.world.drain()
+        self.world.command(command)
 
     @rule(seed=seeds)
     def restart_directory(self, seed: int) -> None:
-        if random.Random(seed).random() < 0.3:
-            self.world.restart()
+        rnd = random.Random(seed)
+        if rnd.random() < 0.3:
+            self.world.restart(blind=rnd.random() < 0.6)
 
     # requests and branches
 
@@ -238,6 +237,7 @@ class DirectoryMachine(RuleBasedStateMachine):
             return next((number for number, key in enumerate(keys) if key not in held), len(keys))
 
         l2 = {node: model.view[node][Tier.L2] for node in NODES}
+        assert reply.blind == self.world.directory.blind
         assert reply.blocks == lead(set().union(*l2.values()))
         ends = [0, *(piece.last for piece in reply.pieces)]
         assert [piece.first for piece in reply.pieces] == ends[:-1]
