@@ -98,7 +98,7 @@ class Harness:
         self.publisher.say(event)
 
     def close(self) -> None:
-        """Send what waits, for a second at most."""
+        """Send what waits; a broker that does not answer costs two seconds."""
         self.publisher.close()
 
     def __enter__(self) -> Self:

@@ -18,12 +18,15 @@ _LOG = logging.getLogger("ei.harness")
 
 class Publisher:
     """Sends what `say` is given. An event that is not stored within `patience_s` is dropped and logged; `close` waits
-    at most `timeout_s`. May be used from any thread, and from a coroutine. `stored` and `dropped` count events."""
+    at most `close_s`, and for a broker that does not answer `timeout_s`. May be used from any thread, and from a
+    coroutine. `stored` and `dropped` count events."""
 
-    def __init__(self, url: str, nkey: str = "", *, timeout_s: float = 1.0, patience_s: float = 60.0) -> None:
+    def __init__(
+        self, url: str, nkey: str = "", *, timeout_s: float = 2.0, patience_s: float = 60.0, close_s: float = 8.0
+    ) -> None:
         self.stored = self.dropped = 0
         self._connection = Connection(url, nkey, timeout_s)
-        self._timeout_s, self._patience_s = timeout_s, patience_s
+        self._close_s, self._patience_s = close_s, patience_s
         self._waiting: deque[tuple[float, Event]] = deque()
         self._changed = threading.Condition()
         self._closing_at: float | None = None
@@ -40,11 +43,11 @@ class Publisher:
             self._changed.notify()
 
     def close(self) -> None:
-        """Send what waits, within `timeout_s`."""
+        """Send what waits, and give up at the first failure."""
         with self._changed:
-            self._closing_at = time.monotonic() + self._timeout_s
+            self._closing_at = time.monotonic() + self._close_s
             self._changed.notify()
-        self._thread.join(2 * self._timeout_s)
+        self._thread.join(self._close_s)
 
     def __enter__(self) -> Self:
         return self
@@ -65,7 +68,7 @@ class Publisher:
         with self._changed:
             while not self._waiting and self._closing_at is None:
                 self._changed.wait()
-            if self._closing_at is not None and time.monotonic() > self._closing_at:
+            if self._closing_at is not None and time.monotonic() >= self._closing_at:
                 while self._waiting:
                     self._waiting.popleft()
                     self._drop("the harness ended before the broker took them")
@@ -76,8 +79,9 @@ class Publisher:
             try:
                 await self._connection.publish(event)
             except Unreachable as error:
-                limit = deadline if self._closing_at is None else min(deadline, self._closing_at)
-                if time.monotonic() + _PAUSE_S > limit:
+                if self._closing_at is not None:
+                    self._closing_at = time.monotonic()
+                if self._closing_at is not None or time.monotonic() + _PAUSE_S > deadline:
                     self._drop(str(error) or type(error).__name__)
                     return
                 await asyncio.sleep(_PAUSE_S)

@@ -14,7 +14,7 @@ CHILD, SPAWN, DONE = "CHILD TASK", "SPAWN please", "child says hi"
 RULES = [
     {"prompt": only(CHILD, without=SPAWN), "text": DONE},
     {"prompt": only(SPAWN, without="agent_id"), "calls": calls("spawn_agent", message=f"{CHILD} say hi")},
-    {"prompt": only(SPAWN), "text": "I wait for it. " * 200},
+    {"prompt": only(SPAWN), "text": "I wait for it. " * 130},
     {"text": "ok hello"},
 ]
 """The parent's last answer is long: Codex ends with it, and its sub-agent with Codex."""

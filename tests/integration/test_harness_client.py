@@ -98,12 +98,12 @@ async def test_what_was_said_while_the_broker_was_away_arrives_in_order(stream: 
         await until(lambda: harness.publisher.stored == 4)
 
 
-def test_no_broker_costs_nothing_but_a_second_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
+def test_no_broker_costs_nothing_but_two_seconds_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
     start = time.monotonic()
     with Harness("nats://127.0.0.1:1") as harness, harness.branch("b") as branch:
         branch.compact()
         assert time.monotonic() - start < 0.2
-    assert time.monotonic() - start < 3.0
+    assert time.monotonic() - start < 5.0
     assert harness.publisher.dropped == 3
     assert "branch events are lost" in caplog.text
 

@@ -196,4 +196,5 @@ class LocalRun:
         self._state = msgspec.structs.replace(self._state, ready=True, ready_after_s=took_s)
         self._publish()
         say(f"ready after {took_s:.1f} s: {self._state.url} (Ctrl-C ends)")
+        say(f"broker for harnesses and ei-hook: EI_NATS_URL={self._state.nats_url}")
         return False
