@@ -210,6 +210,33 @@ def tail(
 
 
 @app.command()
+def simulate(
+    scenario: Annotated[Path, typer.Argument(help="A scenario file (TOML), as in bench/scenarios.")],
+    system: Annotated[str, typer.Option(help="Which system decides: ours, static-own, dynamo-1.5.1, ...")] = "ours",
+    seed: Annotated[int, typer.Option(help="Order of agents and everything drawn.")] = 1,
+    agents: Annotated[int | None, typer.Option(min=0, help="Agents at a time, instead of the scenario's.")] = None,
+    split: Annotated[str | None, typer.Option(help="Split at the start, such as 4P5D.")] = None,
+    warm_up: Annotated[float | None, typer.Option(min=0, help="Simulated seconds before scoring.")] = None,
+    scored: Annotated[float | None, typer.Option(min=1, help="Simulated seconds that are scored.")] = None,
+    traces: Annotated[Path | None, typer.Option(help="Folder of the traces; EI_TRACES, data/traces.")] = None,
+    json_file: JsonFile = None,
+    plots: Annotated[Path | None, typer.Option(help="Write pictures to this folder.")] = None,
+    record: Annotated[Path | None, typer.Option(help="Write a trace for ui.perfetto.dev (.json or .json.gz).")] = None,
+) -> None:
+    """Run a scenario in virtual time, with the cluster's own rules or those of another system."""
+    from services.cli.connection import CommandError
+    from services.cli.simulate import Wanted, table
+    from services.cli.simulate import run as simulated
+
+    wanted = Wanted(scenario, system, seed, agents, split, warm_up, scored, traces, json_file, plots, record)
+    try:
+        typer.echo(table(simulated(wanted)))
+    except CommandError as error:
+        typer.echo(f"ei: {error}", err=True)
+        raise typer.Exit(1) from error
+
+
+@app.command()
 def replay(
     trace: Annotated[Path, typer.Argument(help="A branch trace (.jsonl or .jsonl.gz).")],
     agents: Annotated[int, typer.Option(min=1, help="Closed loop: so many agents at a time.")] = 1,

@@ -15,6 +15,7 @@ from services.kvpool.core.eviction import REFERENCED, UNREACHABLE, EvictionOrder
 PIECE_BLOCKS = 128
 MEAN_BLOCKS = 6
 """There are slots for pieces of this size on average; with smaller ones a tier is full before its capacity."""
+_SAID = REFERENCED | UNREACHABLE
 _SPREAD = PIECE_BLOCKS.bit_length() - 1
 
 
@@ -225,7 +226,8 @@ class Tier:
                 at = key - self._first[slot]
                 stop = min(end, self._first[slot] + self._blocks[slot])
                 bits = self._mark(slot, ((1 << stop - key) - 1) << at, referenced=referenced, unreachable=unreachable)
-                marks.setdefault(bits, []).append(slot)
+                if bits != self._order.flags[slot] & _SAID:
+                    marks.setdefault(bits, []).append(slot)
                 key = stop
         for bits, slots in marks.items():
             self._order.mark(slots, bits)
