@@ -71,7 +71,8 @@ class ServeRequest(Message, frozen=True, kw_only=True):
     `room` redirects a prefill leg that has not been handed off yet.
 
     `tokens`: u32 little-endian prompt; empty when it exceeds one message, then `prompt_tokens` of them are read from
-    subject `prompt.<router>`. `deadline_s` is relative to receipt: work not begun by then is given back.
+    subject `prompt.<router>`. `deadline_s` is relative to receipt: work not begun by then is given back. `resume`: a
+    short prefill for a node that serves decode, because the branch's KV lies on its device; its other leg is there too.
     """
 
     id: RequestId
@@ -91,6 +92,7 @@ class ServeRequest(Message, frozen=True, kw_only=True):
     extra_key: str | None = None
     cached_tokens: Count = 0
     traceparent: str | None = None
+    resume: bool = False
 
     def __post_init__(self) -> None:
         if self.tokens and len(self.tokens) != self.prompt_tokens * TOKEN_BYTES:

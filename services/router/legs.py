@@ -90,4 +90,5 @@ class LegSender:
             cache_salt=tenant_salt(leg.tenant),
             cached_tokens=leg.cached_tokens,
             traceparent=leg.traceparent,
+            resume=leg.resume,
         )

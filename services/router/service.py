@@ -50,6 +50,7 @@ class RouterService:
             fetch=settings.fetch_cost(),
             handoff=settings.handoff_cost(),
             order_weight=settings.order_weight,
+            resume_tokens=settings.resume_tokens,
         )
         self.metrics = RouterMetrics(app.metrics, self.core)
         self.dispatcher = Dispatcher(app, self.core, self.metrics)

@@ -20,6 +20,8 @@ class RouterSettings(ServiceSettings, kw_only=True):
     token above which a request is turned away; absent: never. `keys_file`: TOML with API keys; empty: everybody is the
     default tenant. `fetch_tokens_per_s` and `fetch_latency_s`: moving KV between the host memories of two nodes.
     `handoff_tokens_per_s`: moving it from the device of one to that of another. `order_weight` is that of the engines.
+    `resume_tokens`: longest prefill that a decode node may do whose device holds the rest of the prompt, where that is
+    predicted faster, the delay of those that decode there counted; 0: never.
     `idle_client_s` and `client_backlog_bytes`: a client that takes nothing for so long, or lets so much pile up, is
     cancelled. `keep_alive_s`: a stream without tokens gets a comment this often. `volatile_prefixes`: a first system
     block that begins with one of them changes with every request and is dropped. `tool_parser`, `reasoning_parser`:
@@ -55,6 +57,7 @@ class RouterSettings(ServiceSettings, kw_only=True):
     fetch_latency_s: float = 0.002
     handoff_tokens_per_s: float = 2e6
     order_weight: float = 2.0
+    resume_tokens: int = 512
     volatile_prefixes: list[str] = msgspec.field(default_factory=lambda: [ATTRIBUTION])
 
     def __post_init__(self) -> None:

@@ -1,5 +1,6 @@
 """Phase commands, drains, silent routers: waiting legs move, running ones end in place."""
 
+import msgspec
 import pytest
 
 from schemas.phase import Phase, SwitchState
@@ -158,4 +159,19 @@ def test_case_71_cancelled_prefills_leave_the_queue_at_once() -> None:
     world.enter()
     assert list(world.nodes[P].engine) == [LegKey("short", 1, Phase.PREFILL)]
     world.settle()
+    world.assert_empty()
+
+
+def test_a_decode_node_takes_a_resume_whose_other_leg_comes_there_too() -> None:
+    world = World(P, D, shared_pair=True)
+    world.command(P, Phase.DECODE, 1)
+    world.settle()
+    resume = msgspec.structs.replace(request("q", Phase.PREFILL, P), resume=True)
+    assert world.serve(P, request("q", Phase.DECODE, P)).accepted
+    assert world.serve(P, resume).accepted
+    world.settle()
+    assert (1, Phase.DECODE, Finish.STOP) in world.nodes[P].finishes("q")
+    away = msgspec.structs.replace(request("r", Phase.PREFILL, D), resume=True)
+    assert world.serve(P, away).reason == "phase"
+    assert world.serve(P, request("s", Phase.PREFILL, P)).reason == "phase"
     world.assert_empty()

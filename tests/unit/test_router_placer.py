@@ -1,9 +1,10 @@
 """Choices over all nodes at once: decode placement, queue order in the prediction, learned times, liveness."""
 
+import msgspec
 import numpy as np
 import pytest
 
-from schemas.directory import MatchReply, NodeMatch
+from schemas.directory import MatchReply, NodeMatch, Piece
 from schemas.iteration_model import IterationModel
 from schemas.phase import Phase, PhaseCommand
 from services.router.core.load import Booking, Ledger
@@ -107,3 +108,44 @@ def test_learned_times_take_the_place_of_the_configured_ones() -> None:
     assert by_node["b"].service_s == pytest.approx(0.11, rel=1e-4)
     assert coefficients_of(slow, MODEL).d0 == MODEL.d0
     assert coefficients_of(IterationModel(node="a", d0=0.5, decode_windows=1), MODEL).d0 == 0.5
+
+
+def resumed(running: int, queue_s: float, left: int = 20, room: int = 10_000) -> str:
+    """Which node prefills a prompt of 400 tokens of which a decode node's device holds all but `left`."""
+    nodes = Nodes(3.0)
+    made = Placer(nodes, Ledger(100.0), MODEL, FetchCost(1e6, 0.001), FetchCost(1e4, 0.0), resume_tokens=64)
+    for name, phase in (("p", Phase.PREFILL), ("d", Phase.DECODE)):
+        one = node(name, 0, 0, 10_000, phase)
+        assert one.hello is not None
+        assert one.telemetry is not None
+        capacities = msgspec.structs.replace(one.hello.capacities, l1_tokens=room, running=32)
+        nodes.on_hello(msgspec.structs.replace(one.hello, capacities=capacities), 0.0)
+        nodes.on_telemetry(one.telemetry, 0.0)
+        made.changed(name)
+    made.ledger.set("x", [Booking(Phase.PREFILL, "p", service_s=queue_s)])
+    for number in range(running):
+        made.ledger.set(str(number), [Booking(Phase.DECODE, "d", tokens=10)])
+    match = MatchReply(
+        blocks=24,
+        pieces=[Piece(first=0, last=24, nodes=["d"])],
+        nodes=[NodeMatch(node="d", l1_blocks=(400 - left) // BLOCK, l2_blocks=24)],
+    )
+    prefill, decode_rows = made.serving(Phase.PREFILL, (), 0.0), made.serving(Phase.DECODE, (), 0.0)
+    best = made.predict(Prompt(400, BLOCK, match), prefill, 0.0, decode_rows).best(0)
+    assert best.resume == (best.node == "d")
+    return best.node
+
+
+def test_a_short_resume_is_prefilled_where_the_branch_decodes_when_that_is_sooner() -> None:
+    assert resumed(running=2, queue_s=5.0) == "d"
+    assert resumed(running=2, queue_s=0.0) == "p"
+
+
+def test_the_delay_of_those_who_decode_there_counts() -> None:
+    assert resumed(running=3, queue_s=0.5) == "d"
+    assert resumed(running=20, queue_s=0.5) == "p"
+
+
+def test_long_prefills_and_full_nodes_do_not_resume() -> None:
+    assert resumed(running=2, queue_s=5.0, left=120) == "p"
+    assert resumed(running=2, queue_s=5.0, room=700) == "p"

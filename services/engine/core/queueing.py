@@ -237,7 +237,10 @@ class Queueing:
         self.routers.check()
         self.nodes.check()
         for phase in PHASES:
-            assert self.switch.phase.serves(phase) or not self.table.waiting[phase], f"{phase} legs wait here"
+            waiting = self.table.waiting[phase].values()
+            assert self.switch.phase.serves(phase) or all(leg.request.resume for leg in waiting), (
+                f"{phase} legs wait here"
+            )
         assert not (self.draining and any(self.table.waiting.values())), "legs wait although the node drains"
         running = {key for phase in PHASES for key in self.table.inside[phase]} | self.table.closing.keys()
         assert self.switch.draining <= running, self.switch.draining - running
@@ -273,7 +276,11 @@ class Queueing:
         waiting = len(self.table.waiting[key.phase])
         causes = (
             (self.draining, "draining", "the node is stopping"),
-            (not serves.serves(key.phase), "phase", f"the node serves {serves}, not {key.phase}"),
+            (
+                not serves.serves(key.phase) and not self._resumes(request),
+                "phase",
+                f"the node serves {serves}, not {key.phase}",
+            ),
             (key in self.table.refused, "cancelled", "cancelled before it came"),
             (newest > key.attempt, "stale", f"attempt {key.attempt}, but {newest} has already been here"),
             (
@@ -288,6 +295,10 @@ class Queueing:
             if applies:
                 return ServeReply(accepted=False, epoch=self.switch.epoch, reason=reason, text=text)
         return None
+
+    def _resumes(self, request: ServeRequest) -> bool:
+        """A short prefill of a branch whose KV lies here, whose decode leg comes here too."""
+        return request.resume and request.phase is Phase.PREFILL and request.peer == self.limits.node
 
     def _order_at(self, request: ServeRequest, now: float) -> float:
         weight = self.limits.order_weight

@@ -71,6 +71,7 @@ class SendLeg:
     sampling: Sampling
     cached_tokens: int = 0
     fetch: tuple[FetchSource, ...] = ()
+    resume: bool = False
     tenant: str = ""
     branch: str | None = None
     version: int | None = None

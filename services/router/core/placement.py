@@ -72,7 +72,8 @@ FetchCosts = Callable[[str, str], FetchCost]
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """The prediction for one node, term by term, and what it would fetch."""
+    """The prediction for one node, term by term, and what it would fetch. `resume`: it serves decode, and would prefill
+    this request because its KV lies there."""
 
     node: str
     remaining_s: float
@@ -82,6 +83,7 @@ class Candidate:
     duplicate_s: float
     work: Work
     fetch: tuple[FetchSource, ...] = ()
+    resume: bool = False
 
     @property
     def ttft_s(self) -> float:

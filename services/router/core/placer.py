@@ -11,7 +11,7 @@ from services.router.core.load import Ledger
 from services.router.core.nodes import Nodes
 from services.router.core.placement import TIE_S, FetchCost, Prompt
 from services.router.core.roster import Floats, Mask, Roster
-from services.router.core.sweep import Sweep, uniform
+from services.router.core.sweep import Resumes, Sweep, uniform
 from services.router.core.timing import Coefficients
 
 _SPECULATION = 0.6
@@ -25,12 +25,22 @@ class Placer:
     not travel again, so a branch's next answer is drawn to where the last one was.
     """
 
-    def __init__(self, nodes: Nodes, ledger: Ledger, model: Coefficients, fetch: FetchCost, handoff: FetchCost) -> None:
+    def __init__(
+        self,
+        nodes: Nodes,
+        ledger: Ledger,
+        model: Coefficients,
+        fetch: FetchCost,
+        handoff: FetchCost,
+        resume_tokens: int = 0,
+    ) -> None:
+        """`resume_tokens`: longest prefill that a decode node holding the rest may do; 0: none."""
+        self._resume_tokens = resume_tokens
         self.nodes, self.ledger = nodes, ledger
         self.models: dict[str, Coefficients] = {}
         self.roster = Roster()
         self._model, self._fetch, self._handoff = model, fetch, handoff
-        self._alive_at: tuple[float, Mask] | None = None
+        self._alive_at: tuple[tuple[float, float, bool], Mask] | None = None
 
     def changed(self, name: str) -> None:
         """Something about a node is new: what it is, its phase, its pool, or its model."""
@@ -58,14 +68,41 @@ class Placer:
         rest[rows] = False
         return rest if np.count_nonzero(rest) else mask
 
-    def predict(self, prompt: Prompt, prefill: Mask, now: float) -> Sweep:
-        """The time to first token on each node of `prefill`."""
+    def predict(self, prompt: Prompt, prefill: Mask, now: float, decode: Mask | None = None) -> Sweep:
+        """The time to first token on each node of `prefill`, and on those of `decode` that may resume the request."""
         roster, usable = self.roster, self.roster.accepted & self._alive(now)
+        resumes = self._resumes(prompt, prefill, decode) if decode is not None and self._resume_tokens else None
 
         def waits(service_s: Floats) -> tuple[Floats, Floats]:
-            return self.ledger.waits(roster.index, service_s, now)
+            remaining, queue = self.ledger.waits(roster.index, service_s, now)
+            if resumes is not None:
+                rows = roster.decode
+                remaining = remaining + resumes.nodes * (rows.d0 + rows.d1 + rows.d2 * resumes.running)
+            return remaining, queue
 
-        return Sweep(prompt, roster, prefill, usable, uniform(self._fetch), waits)
+        rows = prefill if resumes is None else prefill | resumes.nodes
+        return Sweep(prompt, roster, rows, usable, uniform(self._fetch), waits, resumes)
+
+    def _resumes(self, prompt: Prompt, prefill: Mask, decode: Mask) -> Resumes | None:
+        """Decode nodes on whose device all but a few tokens of the prompt lie, and that have room for it twice: its two
+        legs may not share their KV."""
+        rows, index = self.roster.decode, self.roster.index
+        held = [
+            row
+            for found in prompt.match.nodes
+            if prompt.tokens - found.l1_blocks * prompt.block_size <= self._resume_tokens
+            and (row := index.get(found.node)) is not None
+            and decode[row]
+            and not prefill[row]
+        ]
+        if not held:
+            return None
+        running, promised = self.ledger.decodes(index)
+        here = np.zeros(len(index), bool)
+        here[held] = True
+        fits = (rows.capacity == 0) | (promised + 2 * prompt.tokens <= rows.capacity)
+        here &= fits & ((rows.limit == 0) | (running < rows.limit))
+        return Resumes(here, running) if np.count_nonzero(here) else None
 
     def choose_decode(self, match: MatchReply, tokens: int, decode: Mask, prefill_node: str, turn: int) -> str:
         """The node of `decode` where the answer is done soonest, among those with room for its `tokens` of KV.
@@ -112,10 +149,11 @@ class Placer:
 
     def _alive(self, now: float) -> Mask:
         """Kept for the several questions of one placement, all asked at the same `now`."""
-        if self._alive_at is None or self._alive_at[0] != now:
-            nodes = self.nodes
+        nodes = self.nodes
+        asked = now, nodes.grace_from, nodes.suspended
+        if self._alive_at is None or self._alive_at[0] != asked:
             alive = self.roster.alive(now, nodes.timeout_s, nodes.grace_from, suspended=nodes.suspended)
-            self._alive_at = now, alive
+            self._alive_at = asked, alive
         return self._alive_at[1]
 
     def check(self) -> None:

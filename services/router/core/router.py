@@ -51,11 +51,12 @@ class RouterCore:
         fetch: FetchCost = DEFAULT_FETCH,
         handoff: FetchCost = DEFAULT_HANDOFF,
         order_weight: float = 0.0,
+        resume_tokens: int = 0,
     ) -> None:
         self.limits = limits
         self.nodes = Nodes(node_timeout_s)
         self.ledger = Ledger(order_weight=order_weight)
-        self.placer = Placer(self.nodes, self.ledger, model, fetch, handoff)
+        self.placer = Placer(self.nodes, self.ledger, model, fetch, handoff, resume_tokens)
         self.memory = BranchMemory()
         self.siblings = Siblings()
         self.requests: dict[str, Request] = {}
@@ -251,12 +252,14 @@ class RouterCore:
         if request.attempt == 1 and self._waits(request, prompt, prefill, now):
             request.held()
             return []
-        candidates = self.placer.predict(prompt, prefill, now)
+        candidates = self.placer.predict(prompt, prefill, now, decode if request.attempt == 1 else None)
         best = candidates.best(self._turn)
         refused = ttft_failure(best.ttft_s, self.limits) if request.attempt == 1 else None
         if refused is not None:
             return request.unplaced(refused, now)
         tokens = self._decode_tokens(request)
+        if best.resume:
+            return request.placed(Places(best, best.node, self._next_room(), tokens, candidates), now)
         chosen = self.placer.choose_decode(request.match, tokens, decode, best.node, self._turn)
         return request.placed(Places(best, chosen, self._next_room(), tokens, candidates), now)
 

@@ -41,6 +41,7 @@ def send_leg(request: "Request", places: Places, leg: Leg) -> SendLeg:
         sampling=sampling,
         cached_tokens=places.prefill.work.cached,
         fetch=places.prefill.fetch if leg.phase is Phase.PREFILL else (),
+        resume=places.prefill.resume and leg.phase is Phase.PREFILL,
         tenant=request.spec.identity.tenant,
         branch=branch,
         version=version,

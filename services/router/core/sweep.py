@@ -36,6 +36,19 @@ class _Prefixes:
     fetches: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Resumes:
+    """Decode nodes that hold a request's KV: which, and how many requests decode on each."""
+
+    nodes: Mask
+    running: Floats
+
+    def delay_s(self, service_s: Floats) -> Floats:
+        """What a prefill there costs those who decode meanwhile, added up."""
+        delays: Floats = np.where(self.nodes, service_s * self.running, 0.0)
+        return delays
+
+
 class Sweep(Sequence[Candidate]):
     """The prediction for every node of `rows`, in order of name; one is made a `Candidate` when it is looked at."""
 
@@ -47,9 +60,10 @@ class Sweep(Sequence[Candidate]):
         usable: Mask,
         fetch: FetchRow,
         waits: Callable[[Floats], tuple[Floats, Floats]],
+        resumes: "Resumes | None" = None,
     ) -> None:
         """`rows`: nodes to predict for. `usable`: nodes whose host memory may be read. `waits`: service seconds of the
-        request on every node -> (rest of the running batch, queue before it)."""
+        request on every node -> (rest of the running batch, queue before it). `resumes`: decode nodes among `rows`."""
         self._prompt, self._names = prompt, roster.names
         self._index, self._usable = roster.index, usable
         self._rows = np.flatnonzero(rows)
@@ -67,6 +81,8 @@ class Sweep(Sequence[Candidate]):
             alone = wait + service[1]
             self._alone = (plans.fetched > 0) & (alone + RECOMPUTE_GAIN_S < whole)
             self.ttft_s = np.where(self._alone, alone, whole)
+        self._resumes = None if resumes is None else resumes.nodes
+        self._cost_s = self.ttft_s if resumes is None else self.ttft_s + resumes.delay_s(self.service_s)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -78,8 +94,9 @@ class Sweep(Sequence[Candidate]):
         return (self._candidate(int(row)) for row in self._rows)
 
     def best(self, turn: int) -> Candidate:
-        """The smallest predicted TTFT; `turn` rotates among equals. ValueError without nodes."""
-        times = self.ttft_s[self._rows]
+        """The smallest predicted TTFT, on a decode node with what it delays; `turn` rotates among equals. ValueError
+        without nodes."""
+        times = self._cost_s[self._rows]
         if not len(times):
             raise ValueError("no node to choose from")
         equal = np.flatnonzero(times <= times.min() + TIE_S)
@@ -87,7 +104,7 @@ class Sweep(Sequence[Candidate]):
 
     def first(self, count: int) -> list[Candidate]:
         """The best `count`, best first."""
-        order = np.argsort(self.ttft_s[self._rows], kind="stable")[:count]
+        order = np.argsort(self._cost_s[self._rows], kind="stable")[:count]
         return [self[int(at)] for at in order]
 
     def least_alone_s(self) -> float:
@@ -112,6 +129,7 @@ class Sweep(Sequence[Candidate]):
             0.0 if alone else float(self._duplicate_s[row]),
             work,
             prefix.fetch,
+            self._resumes is not None and bool(self._resumes[row]),
         )
 
     def _readable(self, name: str) -> bool:
