@@ -88,3 +88,12 @@ def test_an_unusable_script_says_why(tmp_path: Path, content: str, what: str) ->
         load_script(TimedSettings(script=str(path)))
     with pytest.raises(UnusableScript, match="missing"):
         load_script(TimedSettings(script=str(tmp_path / "missing.toml")))
+
+
+def test_the_script_in_the_guide_can_be_played(tmp_path: Path) -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "http.md").read_text()
+    path = tmp_path / "script.toml"
+    path.write_text(guide.partition("```toml\n")[2].partition("```")[0])
+    script = Script.load(path, ByteWords())
+    assert "get_weather" in (said(script, chat("user\nthe weather in Paris")) or "")
+    assert said(script, chat("user\nx")) == "Anything else."

@@ -99,6 +99,7 @@ class AnswerResponse:
             pieces = await job.reader.read(tokens, end)
         except ParserFailed as error:
             return _News([], tokens, end, Failure(500, INTERNAL, f"the answer could not be parsed: {error}"))
+        call.uses_tools = job.reader.calls > 0
         if job.reader.stopped and end is None:
             self._control.stop(call)
             end = call.end

@@ -1,5 +1,6 @@
 """Which of SGLang's parsers the answers of this model need, and the process that runs them."""
 
+import re
 from typing import TYPE_CHECKING
 
 from services.router.api.errors import ApiError
@@ -12,11 +13,16 @@ if TYPE_CHECKING:
     from services.router.settings import RouterSettings
 
 _NOT_INSTALLED = "tools need SGLang's parsers, which are not installed here (extra `engine`)"
+_THINKING = re.compile(r"<think|thinking|reasoning_content", re.IGNORECASE)
+"""What shows in the template of a model that thinks before it answers."""
 _UNKNOWN = "tools: no parser is known for this model's chat template; the setting tool_parser names one"
 
 
 class ModelFormats:
-    """Found once per router, with the first request that has tools: that starts the parser process (seconds)."""
+    """Found once per router, with the first chat that needs them: one with tools, or any if the model thinks aloud.
+
+    That starts the parser process, which takes seconds.
+    """
 
     def __init__(self, settings: "RouterSettings", parsers: Parsers) -> None:
         self._settings, self._parsers = settings, parsers
@@ -24,10 +30,16 @@ class ModelFormats:
         self._found: Formats | None = None
 
     def known(self) -> Formats:
-        """What is known without asking; a reasoning parser named by the settings counts where it can run."""
-        if self._found is not None:
-            return self._found
-        return Formats(self._settings.tool_parser, self._settings.reasoning_parser) if self.installed else Formats()
+        """What is known by now."""
+        return self._found or Formats(self._settings.tool_parser, self._settings.reasoning_parser)
+
+    async def for_text(self, tokenizer: Tokenizer) -> Formats:
+        """The formats of an answer without calls, which a thought may precede; where none is parsed, it stays text."""
+        if not self.installed:
+            return Formats()
+        if self._found is None and (self._settings.reasoning_parser or _THINKING.search(tokenizer.template.source)):
+            self._found = await self._find(tokenizer)
+        return Formats("", self._found.reasoning_parser, self._found.thinking) if self._found else Formats()
 
     async def for_tools(self, tokenizer: Tokenizer) -> Formats:
         """The formats of this model's answers; 400 where calls cannot be parsed."""

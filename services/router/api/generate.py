@@ -14,6 +14,7 @@ from services.router.core.failure import invalid
 from services.router.core.spec import Spec
 from services.router.intake import Asker, Intake
 from services.router.text.chat_template import TemplateFailed
+from services.router.text.parsers import Formats
 from services.router.text.stream import TextStream
 from services.router.text.tokenizer import NotText, Tokenizer
 
@@ -34,7 +35,7 @@ class Chat:
 class Wanted:
     """How to answer: `limit` of tokens (None: `default`), clamped to what the context leaves if `clamp`.
 
-    `stops` end the text; `where` names the field with the prompt.
+    `stops` end the text; `where` names the field with the prompt. `parsed`: thoughts and calls are taken off the text.
     """
 
     fields: SamplingFields
@@ -45,6 +46,7 @@ class Wanted:
     clamp: bool = False
     tools: Tools = field(default_factory=Tools)
     where: str = "messages"
+    parsed: bool = True
     return_token_ids: bool = False
 
 
@@ -96,7 +98,10 @@ class Generation:
     async def _reader(self, asker: Asker, wanted: Wanted, tokenizer: Tokenizer, stop_ids: frozenset[int]) -> Reader:
         """Text alone needs no parser; calls and thoughts do."""
         formats = self.intake.formats
-        found = await formats.for_tools(tokenizer) if wanted.tools else formats.known()
+        if not wanted.parsed:
+            found = Formats()
+        else:
+            found = await (formats.for_tools(tokenizer) if wanted.tools else formats.for_text(tokenizer))
         parsed = bool(wanted.tools) or bool(found.reasoning_parser)
         skip = wanted.fields.skip_special_tokens is not False and not parsed
         plain = PlainReader(TextStream(tokenizer.library, wanted.stops, skip_special=skip), stop_ids)

@@ -71,6 +71,7 @@ class OpenAI:
             stops_of(asked.stop),
             stream=bool(asked.stream),
             where="prompt",
+            parsed=False,
             return_token_ids=bool(asked.return_token_ids),
         )
         packed = await self._prompt(asked, self._intake.tokenizer())

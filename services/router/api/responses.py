@@ -12,6 +12,8 @@ from services.router.api.responses_response import ResponseShape
 from services.router.api.sampling import check_ranges
 from services.router.api.shape import Head
 
+ANSWER_TOKENS = 16_384
+"""Length of an answer whose request names none: agents that use this API never do."""
 _DEFAULTS: dict[str, Any] = {
     "instructions": None,
     "max_output_tokens": None,
@@ -42,7 +44,7 @@ class Responses:
         wanted = Wanted(
             asked,
             asked.max_output_tokens,
-            self._intake.default_max_tokens,
+            ANSWER_TOKENS,
             stream=bool(asked.stream),
             clamp=True,
             tools=chat.tools,
