@@ -60,6 +60,7 @@ class BranchEvent(Message, frozen=True, kw_only=True):
     `prompt_blocks` (of the prompt alone), `kind` and `parent` are what the request was; `lineage` and `life` are copied
     from the directory's match. `life` tells a late event of an ended branch from a request that opens it anew.
     `finish` is how the answer ended (stop, length, tool_calls; "" where that is not known): what the branch waits for.
+    The router says tool_calls if it had read one when the answer ended, else nothing.
     `family` groups branches that share one session id; `compaction` is what the request said of one.
     """
 

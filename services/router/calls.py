@@ -9,14 +9,16 @@ _MESSAGE_BYTES, _TOKEN_BYTES = 200, 8
 
 
 class Call:
-    """Filled by the dispatcher, emptied by the handler. `backlog_bytes`: what a client has not taken yet, about."""
+    """Filled by the dispatcher, emptied by the handler. `backlog_bytes`: what a client has not taken yet, about.
+    `uses_tools`: a tool call was seen in the answer so far."""
 
-    __slots__ = ("_news", "_tokens", "backlog_bytes", "end", "id", "placed")
+    __slots__ = ("_news", "_tokens", "backlog_bytes", "end", "id", "placed", "uses_tools")
 
     def __init__(self, id: str) -> None:  # noqa: A002
         self.id = id
         self.placed: Placed | None = None
         self.end: End | None = None
+        self.uses_tools = False
         self.backlog_bytes = 0
         self._tokens: list[int] = []
         self._news = asyncio.Event()

@@ -102,7 +102,9 @@ class Dispatcher:
             elif isinstance(effect, Placed):
                 self._placed(effect)
             elif isinstance(effect, StoreContext):
-                self._store(context_event(effect, self._app.clock.wall()))
+                call = self._calls.get(effect.request)
+                finish = "tool_calls" if call is not None and call.uses_tools else ""
+                self._store(context_event(effect, self._app.clock.wall(), finish))
             elif isinstance(effect, EndBranch):
                 self._store(end_event(effect, self._app.clock.wall()))
             else:

@@ -10,7 +10,7 @@ SOURCE = "router"
 _CANDIDATES_TOLD = 8
 
 
-def context_event(stored: StoreContext, wall: float) -> BranchEvent:
+def context_event(stored: StoreContext, wall: float, finish: str) -> BranchEvent:
     """The branch's new context. Its id follows from the request, so that storing it twice stores it once."""
     return BranchEvent(
         id=f"{stored.request}-context",
@@ -36,6 +36,7 @@ def context_event(stored: StoreContext, wall: float) -> BranchEvent:
         inferred=stored.inferred,
         family=stored.family,
         compaction=stored.compaction,
+        finish=finish,
     )
 
 
