@@ -12,7 +12,7 @@ from services.directory.core.run import Holding, Run, Tip, path
 _L2 = Tier.L2
 _NOTHING: list[int] = []
 FEW_HOLDINGS = 8
-SIGHTS_KEPT = 4096
+SIGHTS_KEPT = 1024
 
 
 Supply = tuple[list[NodeMatch], list[Piece]]
