@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bench.lineage_directory import Told
 from bench.lineage_plays import Request, moments, peak_demand
-from bench.lineage_pool import Pool
+from bench.lineage_pool import Claims, Pool
 from schemas.directory import MatchReply
 from services.cli.replay.trace import Trace, read_trace
 
@@ -101,21 +101,18 @@ def play(trace: Trace, agents: int, policy: str, share: float, demand: tuple[int
     start = time.process_time()
     outcome, judge = Outcome(policy, share), Judge()
     pool = Pool(demand[1], max(1, int(share * demand[0])))
-    told = []
-    if policy != "lru":
-        told.append(Told(pool.claimed, LEASE_S, signals=True))
-    if policy == "signals":
-        pool.referenced = pool.claimed
-    if policy == "inferred":
-        told.append(Told(pool.referenced, LEASE_S, signals=False))
+    told = [] if policy == "lru" else [Told(pool.referenced, LEASE_S, signals=policy == "signals")]
+    claims = Claims(pool.claimed, LEASE_S)
     ticked = now = 0.0
     for moment in moments(trace, agents):
         now, request = moment.at, moment.request
         if now - ticked > TICK_S:
             ticked = now
+            claims.tick(now)
             for directory in told:
                 directory.tick(now)
         if not moment.ended:
+            claims.asked(request.branch, now)
             hit, ideal = pool.read(request.blocks, now, LEASE_S)
             outcome.requests += 1
             outcome.prompt_blocks += len(request.blocks)
@@ -123,10 +120,11 @@ def play(trace: Trace, agents: int, policy: str, share: float, demand: tuple[int
             outcome.ideal_blocks += ideal
             for directory in told:
                 reply = directory.arrives(request, now)
-                if policy == "inferred" and directory is told[-1]:
+                if policy == "inferred":
                     judge.compare(request, reply)
             continue
         new = pool.write(request.blocks, now)
+        claims.answered(request.branch, request.blocks, now, last=request.last)
         for directory in told:
             directory.answered(request, new, now)
         gone = pool.evict()
@@ -158,7 +156,7 @@ def main() -> int:
         return 1
     trace = read_trace(path, options.plays)
     agents = options.agents or (5 if options.quick else 90)
-    shares = [float(text) for text in (options.shares or ("0.85" if options.quick else "0.7,0.85,1.0")).split(",")]
+    shares = [float(text) for text in (options.shares or "1.16").split(",")]
     demand = peak_demand(trace, agents)
     print(f"{path.name}: {sum(len(p.rows) for p in trace.plays)} requests of {len(trace.plays)} agents, {agents} at a")
     print(f"time, peak demand of active branches {demand[0] * trace.block_size:,} tokens; simulated")

@@ -1,5 +1,7 @@
 """One host memory and what it keeps: evicted by (referenced or not, last access, deepest first), as pools do."""
 
+from collections import OrderedDict
+
 import numpy as np
 
 from bench.lineage_plays import Indices
@@ -59,6 +61,40 @@ class Pool:
         self.evicted_referenced += int(self.referenced[gone].sum())
         self.blocks -= count
         return gone
+
+
+class Claims:
+    """What claims with all signals are, block by block: `flags` of the blocks that active branches need."""
+
+    def __init__(self, flags: np.ndarray, lease_s: float) -> None:
+        self._flags, self._lease_s = flags, lease_s
+        self._counts = np.zeros(len(flags), dtype=np.int32)
+        self._active: OrderedDict[str, tuple[float, Indices]] = OrderedDict()
+
+    def asked(self, branch: str, now: float) -> None:
+        """Any request is a sign of life."""
+        if branch in self._active:
+            self._active[branch] = (now, self._active[branch][1])
+            self._active.move_to_end(branch)
+
+    def answered(self, branch: str, blocks: Indices, now: float, *, last: bool) -> None:
+        """The branch needs exactly these blocks, or none after its last answer."""
+        _, former = self._active.pop(branch, (now, blocks[:0]))
+        if not last:
+            self._active[branch] = (now, blocks)
+            self._counts[blocks] += 1
+            self._flags[blocks] = True
+        self._release(former)
+
+    def tick(self, now: float) -> None:
+        """Branches silent for their lease need nothing."""
+        while self._active and now - next(iter(self._active.values()))[0] >= self._lease_s:
+            _, (_, blocks) = self._active.popitem(last=False)
+            self._release(blocks)
+
+    def _release(self, blocks: Indices) -> None:
+        self._counts[blocks] -= 1
+        self._flags[blocks] = self._counts[blocks] > 0
 
 
 def _leading(flags: np.ndarray) -> int:
