@@ -22,7 +22,7 @@ QUIET_S = 1.5
 
 @dataclass(frozen=True)
 class Leaf:
-    """One branch without its id; `parent` is the index of another in the list, oldest first."""
+    """One branch without its id; `parent` is the index of another in the list."""
 
     parent: int | None
     kind: str
@@ -31,14 +31,14 @@ class Leaf:
 
 
 class Tree:
-    """The branches a cluster knows, oldest first."""
+    """The branches a cluster knows, in the order in which they were first seen, parents first."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.order: list[str] = []
 
     async def listed(self) -> list[dict[str, Any]]:
-        """Once nothing has changed for a while, oldest first (in the order in which they were first seen)."""
+        """Once nothing has changed for a while: in the order in which they were first seen, parents first."""
         former: Any = None
         while True:
             found = {branch["id"]: branch for branch in (await self.cluster.get("/v1/branches"))["branches"]}
@@ -47,7 +47,9 @@ class Tree:
                 break
             former = state
             await asyncio.sleep(QUIET_S)
-        self.order += sorted((name for name in found if name not in self.order), key=lambda n: found[n]["last_seen"])
+        new = [branch for name, branch in found.items() if name not in self.order]
+        new.sort(key=lambda branch: (branch["parent"] is not None, branch["last_seen"]))
+        self.order += [branch["id"] for branch in new]
         return [found[name] for name in self.order]
 
     async def leaves(self) -> list[Leaf]:
