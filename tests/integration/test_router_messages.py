@@ -3,12 +3,15 @@
 import asyncio
 import json
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from schemas.phase import Phase
 from services.router.api.formats import ModelFormats
+from services.router.text.byte_tokenizer import byte_tokenizer
+from services.router.text.chat_template import CHATML
 from services.router.text.parsers import Formats, ParserFailed, Parsers
 from services.router.text.pieces import Gathered
 from tests.engine_cluster import Gate, until
@@ -175,3 +178,24 @@ def counted(text: str, cause: str) -> float:
 async def metrics(s: Any) -> str:
     async with s.http.get(s.url + "/metrics") as response:
         return str(await response.text())
+
+
+@needs_parsers
+async def test_a_model_that_thinks_aloud_has_its_thoughts_told_apart(memory: Connect, tmp_path: Path) -> None:
+    template = CHATML + "{% if enable_thinking is defined and enable_thinking is false %}<think></think>{% endif %}"
+    byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "chat_template.jinja").write_text(template)
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<|im_end|>"}')
+    (tmp_path / "script.toml").write_text('[[reply]]\ntext = "<think>hm</think> Yes"\n')
+    script = str(tmp_path / "script.toml")
+    async with stage(memory, tokenizer=str(tmp_path), reasoning_parser="qwen3") as s:
+        await s.engine("n0", script=script)
+        await s.router.parsers.detect("", [])
+        asked = {"messages": HI, "max_tokens": 50}
+        chat = (await s.post("/v1/chat/completions", asked)).body["choices"][0]["message"]
+        assert (chat["reasoning_content"], chat["content"].strip()) == ("hm", "Yes")
+        streamed = await s.post(MESSAGES, asked | {"stream": True})
+        kinds = [event["content_block"]["type"] for event in streamed.events if event["type"] == "content_block_start"]
+        assert kinds == ["thinking", "text"]
+        plain = await s.post("/v1/completions", {"prompt": "hi", "max_tokens": 50})
+        assert plain.body["choices"][0]["text"].startswith("<think>")
