@@ -8,8 +8,8 @@ every conversation, which nobody has seen before, is told apart. `mismatches`: r
 of the whole text, tokenised by the library in one go.
 
 The peer runs as it comes, with its cache of token prefixes, which holds a few conversations of this length. Beside
-these, `few_...` are the ratios with 4 conversations, all of them held, and `full_...` those over the peer with that
-cache switched off (both left out by --quick).
+these, `few_...` are the ratios with 4 conversations, asked before all others and held by that cache, and `full_...`
+those over the peer with the cache switched off (both left out by --quick).
 """
 
 import argparse
@@ -124,12 +124,11 @@ async def run(python: Path, work: Path, *, quick: bool) -> dict[str, Any]:
         if not quick:
             peer = dynamo(python, model, FULL_PORT, work, BLOCK_SIZE, cache=False)
             sides.append(Side("dynamo-1.6.1 without its cache", FULL_PORT, await stack.enter_async_context(peer)))
+        little = {} if quick else await few(sides[:2], library)
         wrong += await measure(sides, conversations, counts)
         found = figures(ours, sides[1], wrong, counts) | {"quick": quick, "agents": agents, "turns": turns}
         found |= {f"full_{key}": value for side in sides[2:] for key, value in ratios(ours, side).items()}
-        if not quick:
-            found |= {f"few_{key}": value for key, value in (await few(sides[:2], library)).items()}
-    return found
+    return found | {f"few_{key}": value for key, value in little.items()}
 
 
 async def few(sides: Sequence[Side], library: Tokenizer) -> dict[str, float]:

@@ -116,13 +116,15 @@ def test_a_stream_builds_the_response_that_it_ends_with() -> None:
 
 def test_calls_of_namespaces_and_custom_tools_are_told_in_their_own_way() -> None:
     member = {"type": "function", "name": "spawn", "parameters": {}}
-    entries = [{"type": "namespace", "name": "agents", "tools": [member]}, {"type": "custom", "name": "patch"}]
-    tools = tools_of({"tools": [*entries, {"type": "web_search"}]})
-    assert [function["function"]["name"] for function in tools.functions] == ["spawn", "patch"]
+    spaces = [{"type": "namespace", "name": name, "tools": [member]} for name in ("agents", "others")]
+    tools = tools_of({"tools": [*spaces, {"type": "custom", "name": "patch"}, {"type": "web_search"}]})
+    assert [function["function"]["name"] for function in tools.functions] == ["spawn", "others__spawn", "patch"]
     shape = ResponseShape(Head("resp_1", 0, "m"), tools.kinds, {})
     pieces = [CallBegun(0, "spawn"), CallPart(0, "{}"), CallBegun(1, "patch"), CallPart(1, '{"input": "a\\nb"}')]
-    spawn, patch = shape.whole(Gathered.of(pieces), Ending(record(), "tool_calls"), None)["output"]
+    pieces += [CallBegun(2, "others__spawn"), CallPart(2, "{}")]
+    spawn, patch, other = shape.whole(Gathered.of(pieces), Ending(record(), "tool_calls"), None)["output"]
     assert (spawn["type"], spawn["namespace"]) == ("function_call", "agents")
+    assert (other["name"], other["namespace"]) == ("spawn", "others")
     assert (patch["type"], patch["input"]) == ("custom_tool_call", "a\nb")
 
 

@@ -1,6 +1,6 @@
 """Responses requests as they come: typed fields, and their items as the messages a chat template takes."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from services.router.api.conversation import Message, call_of, content_text
 from services.router.api.errors import ApiError, shown
@@ -13,6 +13,13 @@ _CALLS = {"function_call": "arguments", "custom_tool_call": "input"}
 _RESULTS = frozenset({"function_call_output", "custom_tool_call_output"})
 _STATE = ("previous_response_id", "conversation", "prompt")
 CUSTOM = "custom"
+
+
+class Member(NamedTuple):
+    """A function of a namespace, as its harness knows it."""
+
+    namespace: str
+    name: str
 
 
 class ResponsesRequest(SamplingFields, kw_only=True):
@@ -58,16 +65,23 @@ def tools_of(raw: dict[str, Any]) -> Tools:
             for inner, member in enumerate(entries(entry.get("tools"), f"{where}.tools")):
                 function = _function(member, f"{where}.tools[{inner}]")
                 if function is not None:
-                    functions.append(function)
-                    kinds[function["function"]["name"]] = entry.get("name")
+                    functions.append(_in_namespace(function, str(entry.get("name")), kinds))
             continue
         function = _function(entry, where)
         if function is not None:
             functions.append(function)
             if entry.get("type") == CUSTOM:
-                kinds[function["function"]["name"]] = (CUSTOM,)
+                kinds[function["function"]["name"]] = CUSTOM
     one_call = raw.get("parallel_tool_calls") is False
     return chosen(checked(functions), raw.get("tool_choice"), one_call=one_call, kinds=kinds)
+
+
+def _in_namespace(function: Function, namespace: str, kinds: dict[str, Any]) -> Function:
+    """The function under a name of its own: its own one, unless another namespace has that too."""
+    name = function["function"]["name"]
+    said = name if name not in kinds else f"{namespace}__{name}"
+    kinds[said] = Member(namespace, name)
+    return {**function, "function": {**function["function"], "name": said}}
 
 
 def _function(entry: dict[str, Any], where: str) -> Function | None:

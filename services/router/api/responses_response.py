@@ -9,7 +9,7 @@ import msgspec
 from starlette.responses import Response
 
 from services.router.api.errors import error_response
-from services.router.api.responses_request import CUSTOM
+from services.router.api.responses_request import CUSTOM, Member
 from services.router.api.shape import KEEP_ALIVE, Ending, Head, event
 from services.router.core.effects import Placed, Record
 from services.router.core.failure import Failure
@@ -174,10 +174,10 @@ class ResponseShape:
     def _call(self, name: str) -> Item:
         kind = self._kinds.get(name)
         item: Item = {"id": f"fc_{secrets.token_hex(12)}", "call_id": f"call_{secrets.token_hex(12)}", "name": name}
-        if kind == (CUSTOM,):
+        if kind == CUSTOM:
             return item | {"type": "custom_tool_call", "input": "", "status": "in_progress"}
         item |= {"type": "function_call", "arguments": "", "status": "in_progress"}
-        return item | {"namespace": kind} if isinstance(kind, str) else item
+        return item | {"namespace": kind.namespace, "name": kind.name} if isinstance(kind, Member) else item
 
 
 def _message() -> Item:
