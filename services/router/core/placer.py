@@ -7,11 +7,12 @@ import numpy as np
 from schemas.directory import MatchReply
 from schemas.iteration_model import MEGA
 from schemas.phase import Phase
+from services.router.core.fetch_rates import FetchRates
 from services.router.core.load import Ledger
 from services.router.core.nodes import Nodes
 from services.router.core.placement import TIE_S, FetchCost, Prompt
 from services.router.core.roster import Floats, Mask, Roster
-from services.router.core.sweep import Resumes, Sweep, uniform
+from services.router.core.sweep import Resumes, Sweep
 from services.router.core.timing import Coefficients
 
 _SPECULATION = 0.6
@@ -39,7 +40,8 @@ class Placer:
         self.nodes, self.ledger = nodes, ledger
         self.models: dict[str, Coefficients] = {}
         self.roster = Roster()
-        self._model, self._fetch, self._handoff = model, fetch, handoff
+        self.fetches = FetchRates(fetch)
+        self._model, self._handoff = model, handoff
         self._alive_at: tuple[tuple[float, float, bool], Mask] | None = None
 
     def changed(self, name: str) -> None:
@@ -81,7 +83,9 @@ class Placer:
             return remaining, queue
 
         rows = prefill if resumes is None else prefill | resumes.nodes
-        return Sweep(prompt, roster, rows, usable, uniform(self._fetch), waits, resumes)
+        return Sweep(
+            prompt, roster, rows, usable, lambda source: self.fetches.row(source, roster.index), waits, resumes
+        )
 
     def _resumes(self, prompt: Prompt, prefill: Mask, decode: Mask) -> Resumes | None:
         """Decode nodes on whose device all but a few tokens of the prompt lie, and that have room for it twice: its two
@@ -159,4 +163,5 @@ class Placer:
     def check(self) -> None:
         """The roster has every node as it is."""
         self.roster.check()
+        self.fetches.check()
         assert set(self.roster.names) == {node.name for node in self.nodes}

@@ -12,7 +12,7 @@ from schemas.directory import MatchReply
 from schemas.iteration_model import IterationModel
 from schemas.kv import NodeHello
 from schemas.phase import Phase, PhaseCommand
-from schemas.serve import ReplyBatch, ServeReply
+from schemas.serve import LegUpdate, ReplyBatch, RequestState, ServeReply
 from schemas.telemetry import NodeTelemetry
 from services.router.core.admission import Limits, context_failure, no_node_failure, open_failure, ttft_failure
 from services.router.core.effects import AskDirectory, Effect, EmitTokens, End, Place, PlaceDecode, StoreContext
@@ -115,6 +115,7 @@ class RouterCore:
         for update in batch.updates:
             found = self.requests.get(update.id)
             if found is not None:
+                self._fetched(found, batch.node, update, now)
                 effects += self._run(found, found.updated(batch.node, update, now), now)
         return effects
 
@@ -262,6 +263,21 @@ class RouterCore:
             return request.placed(Places(best, best.node, self._next_room(), tokens, candidates), now)
         chosen = self.placer.choose_decode(request.match, tokens, decode, best.node, self._turn)
         return request.placed(Places(best, chosen, self._next_room(), tokens, candidates), now)
+
+    def _fetched(self, request: Request, node: str, update: LegUpdate, now: float) -> None:
+        """Learn from a fetch that has ended: it began when the leg was sent, and had one source."""
+        places, placed = request.places, request.times.placed
+        if (
+            update.state is not RequestState.READY
+            or update.attempt != request.attempt
+            or places is None
+            or placed is None
+        ):
+            return
+        if update.phase is Phase.PREFILL and places.prefill.node == node and len(places.prefill.fetch) == 1:
+            source = places.prefill.fetch[0]
+            tokens = (source.last - source.first) * request.context.scheme.block_size
+            self.placer.fetches.observe(source.node, node, tokens, now - placed)
 
     def _waits(self, request: Request, prompt: Prompt, prefill: Mask, now: float) -> bool:
         """Whether what another request computes is waited for rather than computed here as well."""
