@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from services.directory.core.branch import Branch
 from services.directory.core.run import Run, Tip, path
 
-RUNS_LOOKED_AT = 64
-"""Below a shared point there are many runs, and the second branch is found at once; below one branch's own few."""
+LOOKED_AT = 512
+"""Below one branch's own blocks there is little; where there is more than this, many have begun alike."""
 
 
 def left_by(tips: list[Tip], tenant: str, family: str | None) -> Branch | None:
@@ -24,8 +24,12 @@ def left_by(tips: list[Tip], tenant: str, family: str | None) -> Branch | None:
     if not tips:
         return None
     found: Branch | None = None
-    for below in _below(*tips[-1]):
+    for number, below in enumerate(_below(*tips[-1])):
+        if number >= LOOKED_AT:
+            return None
         branch = below
+        if branch is None:
+            continue
         while branch.left and branch.heir is not None:
             branch = branch.heir
         ours = branch.active and branch.inferred and branch.key[0] == tenant and branch.family == family
@@ -56,13 +60,19 @@ def others_left_before(tip: Tip, blocks: int) -> bool:
     return False
 
 
-def _below(run: Run, offset: int) -> Iterator[Branch]:
-    """Branches whose context ends on `run` at or behind `offset`, or on a run that hangs there, nearest first."""
-    yield from (branch for branch in run.tips if branch.claim is not None and branch.claim.tip[1] >= offset)
-    waiting = [child for child in run.children.values() if child.offset >= offset]
-    looked_at = 0
-    while waiting and looked_at < RUNS_LOOKED_AT:
+def _below(run: Run, offset: int) -> Iterator[Branch | None]:
+    """Branches whose context ends on `run` at or behind `offset`, or on a run that hangs there; None for anything else
+    that was looked at on the way."""
+    for branch in run.tips:
+        yield branch if branch.claim is not None and branch.claim.tip[1] >= offset else None
+    waiting: list[Run] = []
+    for child in run.children.values():
+        yield None
+        if child.offset >= offset:
+            waiting.append(child)
+    while waiting:
         below = waiting.pop()
-        looked_at += 1
         yield from below.tips
-        waiting.extend(below.children.values())
+        for child in below.children.values():
+            yield None
+            waiting.append(child)
