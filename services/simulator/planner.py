@@ -128,8 +128,9 @@ class SimulatedPlanner:
     def decode_iterated(
         self, node: str, count: int, requests: int, context_tokens: float, duration_s: float, now: float
     ) -> None:
-        """While models are learned each iteration is told by itself, afterwards a row of equal ones as one."""
-        learning = self.core.models.warming_up
+        """While a node's model is learned each iteration is told by itself, afterwards a row of equal ones as one."""
+        known = self.models.get(node)
+        learning = known is None or not known.frozen
         times = count if learning else 1
         hardware = self._cluster.hardware
         batch = requests if learning else requests * count
