@@ -12,7 +12,7 @@ from schemas.telemetry import KvUse, NodeTelemetry, TierUse
 from services.router.core.nodes import Node
 from services.router.core.placement import FetchCost, PrefillView, Prompt, choose_prefill, predict
 from services.router.core.roster import Roster
-from services.router.core.sweep import Sweep, uniform
+from services.router.core.sweep import FetchRow, Sweep
 from services.router.core.timing import Coefficients
 from tests.property.test_router_prefixes import BLOCK, NODES, matches
 
@@ -27,6 +27,11 @@ models = st.builds(
     u0=st.integers(0, 500),
     uncached_per_iteration=st.none() | st.floats(1, 5000),
 )
+
+
+def uniform(cost: FetchCost) -> FetchRow:
+    """The same rate and latency between all nodes."""
+    return lambda _: (cost.tokens_per_s, cost.latency_s)
 
 
 def node(name: str, used: int, referenced: int, total: int, phase: Phase = Phase.BOTH) -> Node:

@@ -26,14 +26,11 @@ class _Pair:
     xy: float = 0.0
 
     def add(self, tokens: float, seconds: float) -> None:
-        for name, value in (
-            ("n", 1.0),
-            ("x", tokens),
-            ("y", seconds),
-            ("xx", tokens * tokens),
-            ("xy", tokens * seconds),
-        ):
-            setattr(self, name, getattr(self, name) * _MEMORY + value)
+        self.n = self.n * _MEMORY + 1.0
+        self.x = self.x * _MEMORY + tokens
+        self.y = self.y * _MEMORY + seconds
+        self.xx = self.xx * _MEMORY + tokens * tokens
+        self.xy = self.xy * _MEMORY + tokens * seconds
 
     def cost(self, default: FetchCost) -> FetchCost:
         """Least squares; where all were of one size the latency is the default one."""

@@ -146,6 +146,8 @@ class RouterCore:
         restarted = self.nodes.on_hello(hello, now)
         for node in self.nodes:
             self.placer.changed(node.name)
+        if restarted:
+            self.placer.fetches.forget(hello.node)
         return self._lost([hello.node], now) if restarted else []
 
     def on_telemetry(self, telemetry: NodeTelemetry, now: float) -> list[Effect]:

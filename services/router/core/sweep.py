@@ -13,7 +13,6 @@ from services.router.core.placement import (
     RECOMPUTE_GAIN_S,
     TIE_S,
     Candidate,
-    FetchCost,
     Prompt,
 )
 from services.router.core.prefix import local_prefix, shared_prefix
@@ -236,11 +235,6 @@ def _duplicate(prompt: Prompt, roster: Roster, plans: _Prefixes) -> Floats:
     pays = (fetched > 0) & (rows.used > 0) & (fetched > rows.total - rows.used * share)
     seconds: Floats = np.where(pays, np.maximum(0.0, fetched - rows.free) * share * (rows.c1 + rows.c0_share), 0.0)
     return seconds
-
-
-def uniform(cost: FetchCost) -> FetchRow:
-    """The same rate and latency between all nodes."""
-    return lambda _: (cost.tokens_per_s, cost.latency_s)
 
 
 def best_of(candidates: Sequence[Candidate], count: int) -> list[Candidate]:
