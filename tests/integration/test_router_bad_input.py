@@ -207,3 +207,31 @@ async def test_limit_of_open_requests(memory: Connect) -> None:
         del s.router.core.requests["held"]
         assert (reply.status, reply.error["code"]) == (429, "too_many_requests")
         assert reply.headers["retry-after"] == "1"
+
+
+HUGE = "x" * 20_000
+ECHOES: list[tuple[str, Any]] = [
+    (CHAT, {"messages": HUGE}),
+    (CHAT, chat(messages=[{"role": HUGE, "content": "x"}])),
+    (CHAT, chat(messages=[{"role": "user", "content": [{"type": HUGE}]}])),
+    (CHAT, chat(model=HUGE)),
+    (CHAT, chat(response_format=HUGE)),
+    (CHAT, chat(tools=[{"function": {"name": "f"}}], tool_choice=HUGE)),
+    (CHAT, chat(tools=[{"type": HUGE}])),
+    (CHAT, chat(n=HUGE)),
+    (CHAT, chat(branch={"id": "a", "kind": HUGE})),
+    ("/v1/messages", {"messages": [{"role": HUGE, "content": "x"}], "max_tokens": 3}),
+    ("/v1/messages", {"messages": HI, "max_tokens": 3, "tool_choice": HUGE}),
+    ("/v1/responses", {"input": [{"type": HUGE}]}),
+    ("/v1/responses", {"input": "x", "text": {"format": HUGE}}),
+    ("/v1/cluster/split", {"split": HUGE}),
+    ("/detokenize", {"tokens": [10**400]}),
+]
+
+
+async def test_huge_values_are_not_echoed(memory: Connect) -> None:
+    async with small(memory) as s:
+        for path, body in ECHOES:
+            reply = await s.post(path, body)
+            assert 400 <= reply.status < 500, (path, reply.body)
+            assert len(reply.error["message"]) < 300, path

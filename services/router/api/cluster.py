@@ -11,7 +11,7 @@ from schemas.phase import Phase, PlannerQuery, Split
 from services.bus import BusError
 from services.planner_order import OrderLost, order_switch
 from services.router.api.body import convert
-from services.router.api.errors import ApiError
+from services.router.api.errors import ApiError, shown
 from services.router.core.failure import Failure, invalid, unavailable
 from services.router.core.nodes import Node
 from services.router.intake import Intake
@@ -62,7 +62,8 @@ class Cluster:
         try:
             Split.parse(body.split)
         except ValueError as error:
-            raise ApiError(invalid(str(error), "split")) from error
+            text = str(error) if len(body.split) <= 40 else f"split must be such as 2P2D, got {shown(body.split)}"
+            raise ApiError(invalid(text, "split")) from error
         query = PlannerQuery(split=body.split, reason=body.reason)
         try:
             reply = await order_switch(self._intake.bus, self._intake.subjects, "split", query, _SWITCH_S)
