@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from bench.eviction_trace import FINISH, Blocks, Contexts, Play, Row, rows
+from bench.eviction_trace import FINISH, Blocks, Contexts, Row, rows
 
 NEVER = np.iinfo(np.int32).max
 START_WITHIN_S = 600.0
@@ -57,7 +57,7 @@ class Sequence(NamedTuple):
 class Loop:
     """Agents at work: a request follows the answers it depends on after the recorded wait, at most `longest_wait_s`."""
 
-    def __init__(self, plays: list[Play], agents: int, service_s: float, longest_wait_s: float, seed: int) -> None:
+    def __init__(self, plays: list[list[Row]], agents: int, service_s: float, longest_wait_s: float, seed: int) -> None:
         order = list(range(len(plays)))
         random.Random(seed).shuffle(order)
         self._plays, self._waiting = plays, iter(order)
@@ -72,6 +72,7 @@ class Loop:
         starts = random.Random(seed + 1)
         for _ in range(agents):
             self._begin(starts.uniform(0.0, START_WITHIN_S))
+        self.dry_s = None
 
     def _begin(self, now: float) -> None:
         number = next(self._waiting, None)
@@ -80,26 +81,28 @@ class Loop:
             return
         play = self._plays[number]
         self._left[number] = len(play)
-        for place, turn in enumerate(play):
-            self._needs[number, place] = len(turn.row.dependencies)
-            for needed in turn.row.dependencies:
+        for place, row in enumerate(play):
+            self._needs[number, place] = len(row.dependencies)
+            for needed in row.dependencies:
                 self._heirs[number, needed.request_id].append((place, needed.delay_ms / 1000))
-            if not turn.row.dependencies:
-                self._push(now + turn.row.not_before_ms / 1000, number, place, begins=True)
+            if not row.dependencies:
+                self._push(now + row.not_before_ms / 1000, number, place, begins=True)
 
     def _push(self, at_s: float, number: int, place: int, *, begins: bool) -> None:
         heapq.heappush(self._events, (at_s, next(self._tie), begins, number, place))
 
-    def run(self) -> list[tuple[float, bool, int, int]]:
-        """(time, begins, play, turn) until every agent is done."""
-        happened = []
+    def run(self, until_s: float) -> list[tuple[float, bool, int, int]]:
+        """(time, begins, play, turn) until no agent is left to begin, at most `until_s`."""
+        happened: list[tuple[float, bool, int, int]] = []
         while self._events:
             now, _, begins, number, place = heapq.heappop(self._events)
+            if now > until_s or self.dry_s is not None:
+                return happened
             happened.append((now, begins, number, place))
             if begins:
                 self._push(now + self._service_s, number, place, begins=False)
                 continue
-            for heir, delay_s in self._heirs.pop((number, self._plays[number][place].row.request_id), ()):
+            for heir, delay_s in self._heirs.pop((number, self._plays[number][place].request_id), ()):
                 self._needs[number, heir] -= 1
                 wait_s = min(delay_s, self._longest_wait_s)
                 self._ready_s[number, heir] = max(self._ready_s[number, heir], now + wait_s)
@@ -125,13 +128,11 @@ def record(
     seed: int = 0,
 ) -> Sequence:
     """Play a trace and write down who reads and writes what when."""
-    contexts = Contexts(tokens_per_block)
     taken = list(rows(path))[plays or slice(None)]
-    played = [contexts.play(number, agent) for number, agent in enumerate(taken)]
-    loop = Loop(played, agents, service_s, longest_wait_s, seed)
-    happened = loop.run()
-    until_s = min(until_s, loop.dry_s if loop.dry_s is not None else happened[-1][0])
-    happened = [event for event in happened if event[0] <= until_s]
+    happened = Loop(taken, agents, service_s, longest_wait_s, seed).run(until_s)
+    until_s = min(until_s, happened[-1][0])
+    contexts = Contexts(tokens_per_block)
+    played = {number: contexts.play(number, taken[number]) for number in sorted({event[2] for event in happened})}
     accesses: list[Access] = []
     following = np.full(len(contexts), NEVER, np.int32)
     for number in range(len(happened) - 1, -1, -1):
