@@ -14,7 +14,15 @@ import msgspec
 from schemas.directory import MatchReply
 from schemas.serve import FetchSource
 from services.router.core.prefix import Prefix, local_prefix, reusable_blocks, shared_prefix
-from services.router.core.timing import DEFAULT, Coefficients, Work, decode_iteration_s, prefill_s, token_s
+from services.router.core.timing import (
+    DEFAULT,
+    Coefficients,
+    Work,
+    decode_iteration_s,
+    iteration_rest_s,
+    prefill_s,
+    token_s,
+)
 
 TIE_S = 1e-9
 RECOMPUTE_GAIN_S = 0.05
@@ -72,8 +80,9 @@ FetchCosts = Callable[[str, str], FetchCost]
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """The prediction for one node, term by term, and what it would fetch. `resume`: it serves decode, and would prefill
-    this request because its KV lies there."""
+    """The prediction for one node, term by term, and what it would fetch. `service_s` is the share of the node's time,
+    `rest_s` the rest of the iteration. `resume`: it serves decode, and would prefill this request because its KV lies
+    there."""
 
     node: str
     remaining_s: float
@@ -84,11 +93,12 @@ class Candidate:
     work: Work
     fetch: tuple[FetchSource, ...] = ()
     resume: bool = False
+    rest_s: float = 0.0
 
     @property
     def ttft_s(self) -> float:
         wait = self.remaining_s + self.queue_s
-        return wait + self.service_s + max(0.0, self.fetch_s - wait) + self.duplicate_s
+        return wait + self.service_s + self.rest_s + max(0.0, self.fetch_s - wait) + self.duplicate_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +148,7 @@ def _candidate(prompt: Prompt, view: PrefillView, prefix: Prefix, costs: FetchCo
         duplicate_s(view, fetched, prompt.match.referenced_share.get(view.node)),
         work,
         prefix.fetch,
+        rest_s=iteration_rest_s(view.model, work),
     )
 
 

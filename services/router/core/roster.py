@@ -21,11 +21,14 @@ Mask = npt.NDArray[np.bool_]
 class PrefillRows:
     """Coefficients of the prefill model and use of the host pool, each of shape (nodes).
 
-    c0 is spread over the tokens of an iteration (`c0_share`, c0/nu) or, where nu is unknown, charged per request.
+    c0 is spread over the tokens of an iteration (`c0_share`, c0/nu) or, where nu is unknown, charged per request;
+    `c0_whole` and `per_nu` (1/nu) are 0 there.
     """
 
     c0_share: Floats
     c0_each: Floats
+    c0_whole: Floats
+    per_nu: Floats
     c1: Floats
     c2: Floats
     c3: Floats
@@ -38,7 +41,7 @@ class PrefillRows:
 
     @classmethod
     def empty(cls, count: int) -> "PrefillRows":
-        return cls(*(np.zeros(count) for _ in range(11)))
+        return cls(*(np.zeros(count) for _ in range(13)))
 
 
 @dataclass(slots=True)
@@ -111,6 +114,7 @@ class Roster:
         p, d = self.prefill, self.decode
         nu = model.uncached_per_iteration
         p.c0_share[row], p.c0_each[row] = (0.0, model.c0) if nu is None else (model.c0 / nu, 0.0)
+        p.c0_whole[row], p.per_nu[row] = (0.0, 0.0) if nu is None else (model.c0, 1.0 / nu)
         p.c1[row], p.c2[row], p.c3[row], p.c5[row], p.u0[row] = model.c1, model.c2, model.c3, model.c5, model.u0
         self.knees = bool(p.c5.any())
         if node.telemetry is not None:

@@ -67,17 +67,17 @@ class Sweep(Sequence[Candidate]):
         self._index, self._usable = roster.index, usable
         self._rows = np.flatnonzero(rows)
         plans = _prefixes(prompt, roster, usable, fetch)
-        service = _service(prompt, roster, plans)
+        service, rest = _service(prompt, roster, plans)
         duplicate = _duplicate(prompt, roster, plans)
         self.remaining_s, self.queue_s = waits(np.minimum(service[0], service[1]))
         wait = self.remaining_s + self.queue_s
-        self.service_s, self._service_alone = service[0], service[1]
+        self.service_s, self._service_alone, self._rest_s = service[0], service[1], rest
         self._fetch_s, self._duplicate_s = plans.fetch_s, duplicate
-        self.ttft_s = wait + service[0]
+        self.ttft_s = wait + service[0] + rest[0]
         self._alone = None
         if plans.fetches:
             whole = self.ttft_s + np.maximum(0.0, plans.fetch_s - wait) + duplicate
-            alone = wait + service[1]
+            alone = wait + service[1] + rest[1]
             self._alone = (plans.fetched > 0) & (alone + RECOMPUTE_GAIN_S < whole)
             self.ttft_s = np.where(self._alone, alone, whole)
         self._resumes = None if resumes is None else resumes.nodes
@@ -129,6 +129,7 @@ class Sweep(Sequence[Candidate]):
             work,
             prefix.fetch,
             self._resumes is not None and bool(self._resumes[row]),
+            float(self._rest_s[int(alone), row]),
         )
 
     def _readable(self, name: str) -> bool:
@@ -209,8 +210,8 @@ def _first(piece: Piece) -> int:
     return piece.first
 
 
-def _service(prompt: Prompt, roster: Roster, plans: _Prefixes) -> Floats:
-    """T_req of both plans on every node, (2, nodes)."""
+def _service(prompt: Prompt, roster: Roster, plans: _Prefixes) -> tuple[Floats, Floats]:
+    """T_req of both plans on every node, and the rest of their iterations; each (2, nodes)."""
     rows, size = roster.prefill, prompt.block_size
     cached = plans.blocks * size
     uncached = prompt.tokens - cached
@@ -219,7 +220,7 @@ def _service(prompt: Prompt, roster: Roster, plans: _Prefixes) -> Floats:
     seconds += rows.c3 * (cached - plans.device * size)
     if roster.knees:
         seconds += rows.c5 * np.maximum(0.0, uncached - rows.u0)
-    return seconds
+    return seconds, rows.c0_whole * np.maximum(0.0, 1.0 - uncached * rows.per_nu)
 
 
 def _duplicate(prompt: Prompt, roster: Roster, plans: _Prefixes) -> Floats:

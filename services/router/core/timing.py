@@ -84,6 +84,12 @@ def prefill_s(model: Coefficients, work: Work) -> float:
     return model.c0 * iterations + own + knee
 
 
+def iteration_rest_s(model: Coefficients, work: Work) -> float:
+    """What a request waits for beyond its share of c0: its iteration runs to its end, whoever else is in it."""
+    nu = model.uncached_per_iteration
+    return 0.0 if nu is None else model.c0 * max(0.0, 1.0 - work.uncached / nu)
+
+
 def token_s(model: Coefficients) -> float:
     """Time to compute one more token, context left aside: what losing a cached token costs."""
     return model.c1 + (0.0 if model.uncached_per_iteration is None else model.c0 / model.uncached_per_iteration)
