@@ -49,6 +49,8 @@ def test_a_template_with_tools_of_its_own_gets_them() -> None:
     own = ChatTemplate("{% for t in tools or [] %}[{{ t.function.name }}]{% endfor %}" + CHATML)
     assert own.takes_tools
     assert own.render([USER], tools=[TOOL]).startswith("[f]<|im_start|>user")
+    asking = ChatTemplate("{% if tools is not none %}{{ tools[0].function.name }}{% endif %}" + CHATML)
+    assert asking.render([USER]).startswith("<|im_start|>user")
     default = ChatTemplate(CHATML)
     assert not default.takes_tools
     assert "<tools>" in default.render([USER], tools=[TOOL])

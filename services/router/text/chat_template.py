@@ -86,9 +86,8 @@ class ChatTemplate:
         """The prompt for `messages`; TemplateFailed with the template's own words when it refuses them."""
         if not self.takes_late_system:
             messages = [_late(message) if index else message for index, message in enumerate(messages)]
-        if self.takes_tools and tools:
-            more["tools"] = list(tools)
-        elif not self.takes_tools and (tools or any(_of_tools(message) for message in messages)):
+        more = {"tools": list(tools) if self.takes_tools and tools else None, "documents": None} | more
+        if not self.takes_tools and (tools or any(_of_tools(message) for message in messages)):
             messages = in_plain_messages(messages, tools)
         try:
             return self._template.render(
