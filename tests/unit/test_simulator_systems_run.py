@@ -123,3 +123,18 @@ def test_programs_are_paused_when_their_contexts_exceed_the_backends() -> None:
     tight = run(ThunderAgent(), "2P2D", agents=24, l1_tokens=400_000, l2_tokens=1_600_000)
     assert tight.system.pauses > 0
     assert of("thunderagent").system.pauses == 0
+
+
+def test_parts_of_the_product_do_what_they_say_on_the_plain_base() -> None:
+    routed, pooled = (
+        run(SYSTEMS["plain+routing"](), "2P2D", seconds=120.0),
+        run(SYSTEMS["plain+pool"](), "2P2D", seconds=120.0),
+    )
+    assert not any(call.fetched_tokens for call in routed.log.calls), "without the pool peers are out of reach"
+    waited = [call for call in pooled.log.calls if call.fetch_exposed_s > 0.0]
+    assert waited, "loaded at prefill start, a fetch holds the device up"
+    assert sum(call.fetched_tokens for call in pooled.log.calls) > 0
+    hidden = run(SYSTEMS["plain+pool+fetch"](), "2P2D", seconds=120.0)
+    assert not any(call.fetch_exposed_s for call in hidden.log.calls)
+    nodes = {name: node.l2_tokens for name, node in routed.world.nodes.items()}
+    assert {name: node.l2_tokens for name, node in pooled.world.nodes.items()} == {n: 4 * t for n, t in nodes.items()}
