@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.directory import MatchReply
+from schemas.directory import MatchReply, Piece
 from schemas.kv import Capacities, NodeHello
 from schemas.phase import Phase
 from schemas.telemetry import KvUse, NodeTelemetry, TierUse
@@ -159,3 +159,27 @@ def test_equal_nodes_take_turns() -> None:
         lambda _: (np.zeros(4), np.zeros(4)),
     )
     assert [sweep.best(turn).node for turn in range(5)] == ["a", "b", "c", "d", "a"]
+
+
+def test_rates_may_differ_between_nodes() -> None:
+    roster = Roster()
+    for name in NODES:
+        roster.put(node(name, 0, 0, 10_000), Coefficients(c1=1.0))
+    match = MatchReply(
+        blocks=20, pieces=[Piece(first=0, last=12, nodes=["a"]), Piece(first=12, last=20, nodes=["b", "c"])]
+    )
+    rates, latencies = np.array([1.0, 2.0, 4.0, 8.0]), np.array([0.1, 0.2, 0.3, 0.4])
+    everyone = np.ones(4, bool)
+    sweep = Sweep(
+        Prompt(20 * BLOCK + 1, BLOCK, match),
+        roster,
+        everyone,
+        everyone,
+        lambda source: (rates, latencies) if source == "a" else (100.0, 0.5),
+        lambda _: (np.zeros(4), np.zeros(4)),
+    )
+    fetched = {found.node: found.fetch_s for found in sweep}
+    first, second = 12 * BLOCK, 8 * BLOCK
+    assert fetched["a"] == pytest.approx(second / 100 + 0.5)
+    assert fetched["b"] == pytest.approx(first / 2 + 0.2)
+    assert fetched["d"] == pytest.approx(first / 8 + 0.4 + second / 100 + 0.5)

@@ -1,7 +1,7 @@
 """What this router has outstanding at every node. Entries belong to open requests, so nothing can be left behind."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -29,11 +29,16 @@ class Booking:
 
 @dataclass(slots=True)
 class _Node:
+    """`waiting`: (predicted seconds, when sent) of each prefill that has not begun; `running`: (predicted seconds, when
+    begun) of the others."""
+
     prefill: dict[str, Booking]
     decode: dict[str, Booking]
     foreign_prefill: int = 0
     foreign_decode: int = 0
     decode_tokens: int = 0
+    waiting: dict[str, tuple[float, float]] = field(default_factory=dict)
+    running: dict[str, tuple[float, float]] = field(default_factory=dict)
 
 
 class Ledger:
@@ -53,7 +58,7 @@ class Ledger:
         """Replace everything `request` has booked; an empty list frees it."""
         for booking in self._requests.pop(request, ()):
             self._side(booking).pop(request)
-            self._count(booking, -booking.tokens)
+            self._count(request, booking, sign=-1)
         kept = tuple(bookings)
         if not kept:
             return
@@ -62,7 +67,7 @@ class Ledger:
             if request in self._side(booking):
                 raise ValueError(f"request {request} has two {booking.phase} legs on {booking.node}")
             self._side(booking)[request] = booking
-            self._count(booking, booking.tokens)
+            self._count(request, booking, sign=1)
 
     def served(self, service_s: float, output_tokens: int) -> None:
         """Learn from a request that ended: the means stand for requests of other routers and unknown lengths."""
@@ -102,12 +107,12 @@ class Ledger:
                 continue
             ahead, running, since = entry.foreign_prefill * self._mean_service_s, 0.0, now
             key = now + weight * service[row]
-            for booking in entry.prefill.values():
-                if booking.started is not None:
-                    running += booking.service_s
-                    since = min(since, booking.started)
-                elif not weight or booking.placed + weight * booking.service_s <= key:
-                    ahead += booking.service_s
+            for seconds, started in entry.running.values():
+                running += seconds
+                since = min(since, started)
+            for seconds, placed in entry.waiting.values():
+                if not weight or placed + weight * seconds <= key:
+                    ahead += seconds
             remaining[row], queue[row] = max(0.0, running - (now - since)), ahead
         return np.array(remaining), np.array(queue)
 
@@ -142,11 +147,20 @@ class Ledger:
         assert len(booked) == sum(self.open_legs(node) for node in self._nodes)
         for entry in self._nodes.values():
             assert entry.foreign_prefill >= 0 <= entry.foreign_decode
+            assert entry.waiting.keys() | entry.running.keys() == entry.prefill.keys()
             assert entry.decode_tokens == sum(booking.tokens for booking in entry.decode.values())
 
-    def _count(self, booking: Booking, tokens: int) -> None:
+    def _count(self, request: str, booking: Booking, sign: int) -> None:
+        """Keep what placements read in step with a booking that came (1) or went (-1)."""
+        entry = self._node(booking.node)
         if booking.phase is Phase.DECODE:
-            self._node(booking.node).decode_tokens += tokens
+            entry.decode_tokens += sign * booking.tokens
+            return
+        side = entry.waiting if booking.started is None else entry.running
+        if sign > 0:
+            side[request] = booking.service_s, booking.placed if booking.started is None else booking.started
+        else:
+            del side[request]
 
     def _node(self, node: str) -> _Node:
         return self._nodes.setdefault(node, _Node({}, {}))

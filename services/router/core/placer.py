@@ -15,9 +15,6 @@ from services.router.core.roster import Floats, Mask, Roster
 from services.router.core.sweep import Resumes, Sweep
 from services.router.core.timing import Coefficients
 
-_SPECULATION = 0.6
-"""Share of the tokens fed to a speculative decode iteration that are accepted, for want of a measured one."""
-
 
 class Placer:
     """Keeps a `Roster` in step with `nodes` (call `changed` whenever one did) and chooses by it.
@@ -104,8 +101,7 @@ class Placer:
         running, promised = self.ledger.decodes(index)
         here = np.zeros(len(index), bool)
         here[held] = True
-        fits = (rows.capacity == 0) | (promised + 2 * prompt.tokens <= rows.capacity)
-        here &= fits & ((rows.limit == 0) | (running < rows.limit))
+        here &= (promised + 2 * prompt.tokens <= rows.capacity) & (running < rows.limit)
         return Resumes(here, running) if np.count_nonzero(here) else None
 
     def choose_decode(self, match: MatchReply, tokens: int, decode: Mask, prefill_node: str, turn: int) -> str:
@@ -117,16 +113,16 @@ class Placer:
         """
         rows, index = self.roster.decode, self.roster.index
         running, promised = self.ledger.decodes(index)
-        fits = (rows.capacity == 0) | (promised + tokens <= rows.capacity)
-        roomy = decode & fits & ((rows.limit == 0) | (running < rows.limit))
+        context = promised + tokens
+        roomy = decode & (context <= rows.capacity) & (running < rows.limit)
         if not np.count_nonzero(roomy):
             share = np.where(decode, promised / np.maximum(1.0, rows.capacity), np.inf)
             return self.roster.names[int(share.argmin())]
         count = running + 1.0
-        phi = 1.0 - np.power(1.0 - rows.share, rows.fed * count)
-        iteration_s = rows.d0 + rows.d1 * phi + rows.d2 * count + rows.d3 * (promised + tokens) / MEGA
-        iterations = self.ledger.mean_output_tokens / np.maximum(1.0, rows.fed * _SPECULATION)
-        seconds = np.where(roomy, iteration_s * iterations + self._handoff_s(match, tokens, prefill_node), np.inf)
+        phi = 1.0 - np.exp(rows.untouched * count)
+        iteration_s = rows.d0 + rows.d1 * phi + rows.d2 * count + rows.d3 * (context / MEGA)
+        answer_s = iteration_s * (rows.per_token * self.ledger.mean_output_tokens)
+        seconds = np.where(roomy, answer_s + self._handoff_s(match, tokens, prefill_node), np.inf)
         best, row = float(seconds.min()) + TIE_S, index.get(prefill_node)
         if row is not None and seconds[row] <= best:
             return prefill_node
@@ -138,8 +134,7 @@ class Placer:
         index, size = self.roster.index, self._block_size
         missing = [float(tokens)] * len(index)
         for found in match.nodes:
-            row = index.get(found.node)
-            if row is not None:
+            if found.l1_blocks and (row := index.get(found.node)) is not None:
                 missing[row] = max(0.0, float(tokens - found.l1_blocks * size))
         own = index.get(prefill_node)
         if own is not None:

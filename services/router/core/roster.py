@@ -4,6 +4,7 @@ A row is written anew when something about its node changes; liveness alone foll
 name.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +16,8 @@ from services.router.core.timing import Coefficients
 
 Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
+SPECULATION = 0.6
+"""Share of the tokens fed to a speculative decode iteration that are accepted, for want of a measured one."""
 
 
 @dataclass(slots=True)
@@ -46,14 +49,17 @@ class PrefillRows:
 
 @dataclass(slots=True)
 class DecodeRows:
-    """Coefficients of the decode model and what a node holds, each of shape (nodes); limits of 0 are unknown."""
+    """Coefficients of the decode model and what a node holds, each of shape (nodes); inf where a limit is unknown.
+
+    phi(B) = 1 - exp(B * `untouched`); `per_token` is iterations a token of the answer.
+    """
 
     d0: Floats
     d1: Floats
     d2: Floats
     d3: Floats
-    share: Floats
-    fed: Floats
+    untouched: Floats
+    per_token: Floats
     capacity: Floats
     limit: Floats
 
@@ -122,9 +128,11 @@ class Roster:
             p.total[row], p.used[row], p.referenced[row] = pool.total, pool.used, pool.referenced
             p.free[row] = max(0, pool.total - pool.used)
         d.d0[row], d.d1[row], d.d2[row], d.d3[row] = model.d0, model.d1, model.d2, model.d3
-        d.share[row], d.fed[row] = model.expert_share, model.fed_tokens
+        d.untouched[row] = model.fed_tokens * (math.log1p(-model.expert_share) if model.expert_share < 1 else -math.inf)
+        d.per_token[row] = 1.0 / max(1.0, model.fed_tokens * SPECULATION)
         if node.hello is not None:
-            d.capacity[row], d.limit[row] = node.hello.capacities.l1_tokens, node.hello.capacities.running
+            held = node.hello.capacities
+            d.capacity[row], d.limit[row] = held.l1_tokens or math.inf, held.running or math.inf
 
     def check(self) -> None:
         """Rows say what their nodes say."""

@@ -164,19 +164,27 @@ def _prefixes(prompt: Prompt, roster: Roster, usable: Mask, fetch: FetchRow) -> 
         walk.append((piece.first, min(piece.last, limit), mark, peer))
     numbers: dict[tuple[int, int], int] = {}
     kinds = np.array([numbers.setdefault(kind, len(numbers)) for kind in zip(own, held, strict=True)])
-    walked = [_walk(blocks, marks, walk) for blocks, marks in numbers]
-    plans = np.array([(end, alone) for end, alone, _ in walked], float).T[:, kinds]
-    peers = {source for _, _, sources in walked for source, _ in sources}
-    if not peers:
-        return _Prefixes(plans, device, np.zeros(count), np.zeros(count), fetches=False)
-    size, seconds = float(prompt.block_size), np.zeros(count)
-    for peer in peers:
-        rate, latency = fetch(roster.names[peer])
-        runs = [sum(source == peer for source, _ in sources) for _, _, sources in walked]
-        blocks = [sum(blocks for source, blocks in sources if source == peer) for _, _, sources in walked]
-        seconds += np.array(blocks)[kinds] * size / rate + np.array(runs)[kinds] * latency
-    fetched = np.array([size * sum(blocks for _, blocks in sources) for _, _, sources in walked])[kinds]
-    return _Prefixes(plans, device, fetched, seconds, fetches=True)
+    size, costs = float(prompt.block_size), dict[int, tuple[Floats | float, Floats | float]]()
+    rows_of: list[tuple[float, float, float, float]] = []
+    uneven: list[tuple[int, int, int]] = []
+    for number, (blocks, marks) in enumerate(numbers):
+        end, alone, sources = _walk(blocks, marks, walk)
+        tokens = seconds = 0.0
+        for peer, run in sources:
+            if peer not in costs:
+                costs[peer] = fetch(roster.names[peer])
+            rate, latency = costs[peer]
+            tokens += run * size
+            if isinstance(rate, float) and isinstance(latency, float):
+                seconds += run * size / rate + latency
+            else:
+                uneven.append((number, peer, run))
+        rows_of.append((end, alone, tokens, seconds))
+    found = np.array(rows_of).T[:, kinds]
+    for number, peer, run in uneven:
+        rate, latency = costs[peer]
+        found[3] += (kinds == number) * (run * size / rate + latency)
+    return _Prefixes(found[:2], device, found[2], found[3], bool(costs))
 
 
 def _walk(own: int, held: int, walk: list["_Step"]) -> tuple[int, int, tuple[tuple[int, int], ...]]:
