@@ -61,6 +61,8 @@ class DecisionView(msgspec.Struct):
     why: str
     applied: bool
     split_new: str | None = None
+    id: str = ""
+    mode: str = ""
 
 
 class ClusterView(msgspec.Struct):
@@ -135,7 +137,8 @@ def cluster_table(cluster: ClusterView, url: str) -> Table:
     last = "none yet"
     if decision is not None:
         change = f" -> {decision.split_new}" if decision.split_new else ""
-        last = f"{decision.split_now}{change} ({decision.why}{'' if decision.applied else ', not applied'})"
+        mode = f"; planner {decision.mode}, see `ei explain {decision.id}`" if decision.mode else ""
+        last = f"{decision.split_now}{change} ({decision.why}{'' if decision.applied else ', not applied'}){mode}"
     table = Table(
         title=f"{url}: split {cluster.split}, {cluster.open_requests} open requests, {', '.join(cluster.models)}",
         caption=f"last decision: {last}",
