@@ -184,7 +184,10 @@ class Directory:
     @property
     def has_work(self) -> bool:
         return bool(
-            self.locations.jobs or self.reachability.stale or self.tree.idle_blocks > self.config.remember_blocks
+            self.locations.jobs
+            or self.reachability.stale
+            or self.values.due
+            or self.tree.idle_blocks > self.config.remember_blocks
         )
 
     def work(self, steps: int) -> list[Effect]:
@@ -194,7 +197,7 @@ class Directory:
             if jobs:
                 if next(jobs[0], _DONE) is _DONE:
                     jobs.popleft()
-            elif not self.reachability.step() and not self.tree.forget(self.config.remember_blocks):
+            elif not (self.reachability.step() or self.values.step() or self.tree.forget(self.config.remember_blocks)):
                 break
         return self._effects()
 

@@ -148,10 +148,20 @@ class Values:
             jobs.append(self._evaluate_all())
         return jobs
 
-    def take(self) -> list[ValuesChanged]:
-        """What is to be said now, time's changes included."""
-        while self._due and self._due[0][0] <= self.now:
+    @property
+    def due(self) -> bool:
+        """Whether there is a branch to bring up to date."""
+        return bool(self._due) and self._due[0][0] <= self.now
+
+    def step(self) -> bool:
+        """Bring one branch up to date that is due; whether there was one."""
+        if self.due:
             self._evaluate(heapq.heappop(self._due)[2])
+            return True
+        return False
+
+    def take(self) -> list[ValuesChanged]:
+        """What is to be said now."""
         said, self._said = self._said, []
         return said
 
