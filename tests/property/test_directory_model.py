@@ -14,6 +14,7 @@ from schemas.branch import BranchEvent, BranchEventType, BranchKind, Compaction
 from schemas.directory import AbsenceReason, MatchQuery, MatchReply
 from schemas.kv import Tier
 from schemas.phase import Phase, PhaseCommand
+from services.directory.core import match
 
 NODES = ("p1", "p2", "d1")
 BRANCHES = ("a", "b", "c", "d")
@@ -319,8 +320,24 @@ class ForgetfulMachine(DirectoryMachine):
         assert self.world.directory.tree.idle_blocks <= self.remember_blocks
 
 
+class CrowdedMachine(DirectoryMachine):
+    """The same with so few nodes taken for many that most of what is seen is kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.few, match.FEW_HOLDINGS = match.FEW_HOLDINGS, 1
+
+    def teardown(self) -> None:
+        try:
+            super().teardown()
+        finally:
+            match.FEW_HOLDINGS = self.few
+
+
 COMMON = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 TestDirectoryMachine = DirectoryMachine.TestCase
-TestDirectoryMachine.settings = settings(max_examples=60, stateful_step_count=50, **COMMON)
+TestDirectoryMachine.settings = settings(max_examples=50, stateful_step_count=50, **COMMON)
+TestCrowdedMachine = CrowdedMachine.TestCase
+TestCrowdedMachine.settings = settings(max_examples=30, stateful_step_count=50, **COMMON)
 TestForgetfulMachine = ForgetfulMachine.TestCase
 TestForgetfulMachine.settings = settings(max_examples=30, stateful_step_count=50, **COMMON)

@@ -22,16 +22,17 @@ _U64 = npt.NDArray[np.uint64]
 
 
 class _Level:
-    """Entries in ascending order, in parts: part i of 2**b has those whose first b bits are i."""
+    """Entries in ascending order, in parts: part i of 2**b has those whose first b bits are i. `taken` of them say that
+    a key was taken back."""
 
     __slots__ = ("bits", "parts", "taken", "total", "views")
 
-    def __init__(self, parts: list[_U64]) -> None:
+    def __init__(self, parts: list[_U64], taken: int) -> None:
         self.bits = len(parts).bit_length() - 1
         self.parts = parts
         self.views = [part.data for part in parts]
         self.total = sum(map(len, parts))
-        self.taken = sum(int(np.count_nonzero(part & np.uint64(1))) for part in parts)
+        self.taken = taken
 
     def find(self, tag: int) -> Iterator[int]:
         view = self.views[tag >> (64 - self.bits) if self.bits else 0]
@@ -61,13 +62,20 @@ class _Merge:
         total = sum(level.total for level in sources)
         self._bits = max(max(0, (total - 1).bit_length() - PART_ENTRIES.bit_length() + 1), 0)
         self._parts: list[_U64] = []
+        self._taken = 0
 
     def step(self) -> _Level | None:
         shift = 64 - self._bits
         first = len(self._parts) << shift
         last = first + (1 << shift) - 1
-        self._parts.append(_settled([part for level in self.sources for part in level.between(first, last)]))
-        return _Level(self._parts) if len(self._parts) == 1 << self._bits else None
+        part = _settled([part for level in self.sources for part in level.between(first, last)])
+        self._parts.append(part)
+        self._taken += _taken(part)
+        return _Level(self._parts, self._taken) if len(self._parts) == 1 << self._bits else None
+
+
+def _taken(entries: _U64) -> int:
+    return int(np.count_nonzero(entries & np.uint64(1)))
 
 
 def _settled(pieces: list[_U64]) -> _U64:
@@ -136,10 +144,11 @@ class KeyIndex:
         tags = np.frombuffer(self._keys, np.uint64) & np.uint64(_TAG)
         lot = tags | np.repeat(marks[:, 0], marks[:, 1].astype(np.int64))
         lot.sort()
-        self._lots.append(_Level([lot]))
+        self._lots.append(_Level([lot], _taken(lot)))
         self._keys, self._marks = array("Q"), []
         if len(self._lots) >= LOTS:
-            self._store(_Level([_settled([lot.parts[0] for lot in self._lots])]))
+            entries = _settled([lot.parts[0] for lot in self._lots])
+            self._store(_Level([entries], _taken(entries)))
             self._lots = []
         for tier, merge in list(self._merges.items()):
             level = merge.step()
@@ -177,4 +186,5 @@ class KeyIndex:
                 entries = part.tolist()
                 assert all(a <= b for a, b in pairwise(entries))
                 assert not level.bits or all(entry >> (64 - level.bits) == number for entry in entries)
+            assert level.taken == sum(_taken(part) for part in level.parts)
         assert sum(count for _, count in self._marks) == len(self._keys)

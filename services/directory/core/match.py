@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Container
 
 from schemas.directory import NodeMatch, Piece
 from schemas.kv import Tier
@@ -40,19 +41,16 @@ class Sight:
                 self.reached[holding] = start + min(held[1], used)
                 if held[1] >= used:
                     self.going.add(holding)
-        device = {holding.node: to for holding, to in self.reached.items() if holding.tier is not _L2}
-        host = {holding.node: to for holding, to in self.reached.items() if holding.tier is _L2}
-        self.nodes = [
-            NodeMatch(node=node, l1_blocks=device.get(node, 0), l2_blocks=host.get(node, 0)) for node in host | device
-        ]
+        self.nodes = _nodes(self.reached)
         self.place = {match.node: number for number, match in enumerate(self.nodes)}
-        longest = max(host.values(), default=0)
-        self.piece = Piece(first=0, last=longest, nodes=[node for node, to in host.items() if to == longest])
+        longest = max((match.l2_blocks for match in self.nodes), default=0)
+        farthest = [match.node for match in self.nodes if match.l2_blocks == longest]
+        self.piece = Piece(first=0, last=longest, nodes=farthest)
 
 
 class Sights:
-    """Answers where a prefix lies. What many contexts share is looked at once: runs keep what is seen from the places
-    where contexts part (`Run.sights`) until a copy before such a place comes or goes, or a holding lives or dies."""
+    """Answers where a prefix lies. What many nodes hold is looked at once: runs keep what is seen from the places where
+    contexts leave them (`Run.sights`) until a copy before such a place comes or goes, or a holding lives or dies."""
 
     def __init__(self) -> None:
         self.lives = 0
@@ -66,22 +64,21 @@ class Sights:
         """
         if not tips:
             return [], []
+        wide = len(tips)
+        while wide and len(tips[wide - 1][0].held) <= FEW_HOLDINGS:
+            wide -= 1
         sight: Sight | None = None
-        lives = self.lives
-        for run, used in tips[:-1]:
+        for run, used in tips[:wide] if wide < len(tips) else tips:
             seen = run.sights.get(used) if run.sights is not None else None
-            if seen is None or seen.before is not sight or seen.lives != lives:
+            if seen is None or seen.before is not sight or seen.lives != self.lives:
                 seen = self._look(sight, run, used)
             sight = seen
-        run, used = tips[-1]
-        if sight is None or len(run.held) > FEW_HOLDINGS:
-            seen = run.sights.get(used) if run.sights is not None else None
-            if seen is None or seen.before is not sight or seen.lives != lives:
-                seen = self._look(sight, run, used)
-            sight = seen
-            nodes, piece, total = sight.nodes, sight.piece, sight.blocks
+        if sight is None:
+            nodes, piece, total = _alone(tips)
+        elif wide < len(tips):
+            nodes, piece, total = _ahead(sight, tips[wide:])
         else:
-            nodes, piece, total = _ahead(sight, run, used)
+            nodes, piece, total = sight.nodes, sight.piece, sight.blocks
         if piece.last == total:
             return nodes, [piece]
         return nodes, _pieces(tips, piece, total) if piece.last else []
@@ -125,25 +122,57 @@ def shortened(tips: list[Tip], blocks: int) -> list[Tip]:
     return left
 
 
-def _ahead(sight: Sight, run: Run, used: int) -> tuple[list[NodeMatch], Piece, int]:
-    """The sight from offset `used` of a run below `sight` that few holdings reach: (nodes, longest piece, blocks)."""
-    start = longest = sight.blocks
-    nodes, farthest = sight.nodes, list[str]()
-    for holding, held in run.held.items():
-        if held[0] == 0 and holding in sight.going:
-            reached = start + (held[1] if held[1] < used else used)
-            if nodes is sight.nodes:
-                nodes = nodes.copy()
-            number, node = sight.place[holding.node], holding.node
-            if holding.tier is not _L2:
-                nodes[number] = NodeMatch(node=node, l1_blocks=reached, l2_blocks=nodes[number].l2_blocks)
-                continue
-            nodes[number] = NodeMatch(node=node, l1_blocks=nodes[number].l1_blocks, l2_blocks=reached)
-            if reached >= longest:
-                if reached > longest:
-                    farthest, longest = [], reached
-                farthest.append(node)
-    return nodes, Piece(first=0, last=longest, nodes=farthest) if farthest else sight.piece, start + used
+def _beyond(tips: list[Tip], going: Container[Holding] | None, start: int) -> tuple[dict[Holding, int], int]:
+    """How far the holdings of a path of which few hold anything reach, of those `going` (None: all live ones) that hold
+    all `start` blocks before it; and where it ends."""
+    reached: dict[Holding, int] = {}
+    for run, used in tips:
+        onward: list[Holding] = []
+        for holding, held in run.held.items():
+            if held[0] == 0 and (holding.live if going is None else holding in going):
+                if held[1] >= used:
+                    reached[holding] = start + used
+                    onward.append(holding)
+                else:
+                    reached[holding] = start + held[1]
+        start, going = start + used, onward
+    return reached, start
+
+
+def _ahead(sight: Sight, tips: list[Tip]) -> tuple[list[NodeMatch], Piece, int]:
+    """(nodes, longest piece, blocks) of a path that goes on behind `sight`."""
+    reached, total = _beyond(tips, sight.going, sight.blocks)
+    if not reached:
+        return sight.nodes, sight.piece, total
+    nodes, place, longest, farthest = sight.nodes.copy(), sight.place, 0, list[str]()
+    for holding, to in reached.items():
+        node, number = holding.node, place[holding.node]
+        if holding.tier is not _L2:
+            nodes[number] = NodeMatch(node=node, l1_blocks=to, l2_blocks=nodes[number].l2_blocks)
+            continue
+        nodes[number] = NodeMatch(node=node, l1_blocks=nodes[number].l1_blocks, l2_blocks=to)
+        if to >= longest:
+            if to > longest:
+                farthest, longest = [], to
+            farthest.append(node)
+    return nodes, Piece(first=0, last=longest, nodes=farthest) if farthest else sight.piece, total
+
+
+def _alone(tips: list[Tip]) -> tuple[list[NodeMatch], Piece, int]:
+    """(nodes, longest piece, blocks) of a path that few hold from its start on."""
+    reached, total = _beyond(tips, None, 0)
+    nodes = _nodes(reached)
+    longest = max([match.l2_blocks for match in nodes], default=0)
+    farthest = [match.node for match in nodes if match.l2_blocks == longest]
+    return nodes, Piece(first=0, last=longest, nodes=farthest), total
+
+
+def _nodes(reached: dict[Holding, int]) -> list[NodeMatch]:
+    """What holdings reach, by node."""
+    device = {holding.node: to for holding, to in reached.items() if holding.tier is not _L2}
+    host = {holding.node: to for holding, to in reached.items() if holding.tier is _L2}
+    nodes = host | device if device else host
+    return [NodeMatch(node=node, l1_blocks=device.get(node, 0), l2_blocks=host.get(node, 0)) for node in nodes]
 
 
 def _pieces(tips: list[Tip], piece: Piece, total: int) -> list[Piece]:
