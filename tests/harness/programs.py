@@ -63,8 +63,8 @@ class Place:
         for name in ("home", "work"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
 
-    async def run(self, *arguments: str) -> str:
-        """Its standard output; the test fails with all it said when it does."""
+    async def run(self, *arguments: str, given: bytes = b"") -> str:
+        """Its standard output, for `given` on its standard input; the test fails with all it said when it does."""
         environ = {
             "HOME": str(self.folder / "home"),
             "PATH": "/usr/bin:/bin",
@@ -77,12 +77,12 @@ class Place:
             *arguments,
             cwd=self.folder / "work",
             env=environ,
-            stdin=asyncio.subprocess.DEVNULL,
+            stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )
         try:
-            output, errors = await asyncio.wait_for(child.communicate(), PATIENCE_S)
+            output, errors = await asyncio.wait_for(child.communicate(given), PATIENCE_S)
         except TimeoutError:
             child.kill()
             output, errors = await child.communicate()

@@ -92,3 +92,17 @@ async def test_a_session(tmp_path: Path, hints: bool, hooks: bool) -> None:
 
         await session.say("forked hello", "--fork-session")
         assert (await tree.leaves())[2:] == [Leaf(None, "main", 0, rests)], "its requests name no parent"
+
+
+async def test_a_compaction_within_one_process_is_said_by_its_first_request(tmp_path: Path) -> None:
+    program("claude")
+    async with scripted(tmp_path, RULES) as tree:
+        claude = place(tree, tmp_path / "claude", hints=True, hooks=False)
+        turns = [
+            {"type": "user", "message": {"role": "user", "content": [{"type": "text", "text": text}]}}
+            for text in ("hello", "go on", "/compact", "after compaction")
+        ]
+        given = "".join(f"{json.dumps(turn)}\n" for turn in turns).encode()
+        streams = ("--input-format", "stream-json", "--output-format", "stream-json", "--verbose")
+        await claude.run("-p", *streams, given=given)
+        assert await tree.leaves() == [Leaf(None, "main", 1, "active")]
