@@ -81,8 +81,8 @@ class Generation:
         new_tokens = await intake.admit(asker, count, limit, wanted.default, wanted.where)
         sampling = sampling_of(wanted.fields, new_tokens, tokenizer.stop_ids)
         stop_ids = frozenset() if sampling.ignore_eos else frozenset(sampling.stop_token_ids)
-        reader = await self._reader(asker, wanted, tokenizer, stop_ids)
         context = intake.context(asker, packed)
+        reader = await self._reader(asker, wanted, tokenizer, stop_ids)
         spec = Spec(asker.id, asker.identity, context, sampling, intake.timeout_s, asker.traceparent)
         job = Job(
             intake.open(spec),
