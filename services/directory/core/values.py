@@ -79,7 +79,9 @@ class Values:
         parent = self.sleepers.follow(branch, new is not None, self.now)
         kept = {stretch.run: stretch.end for stretch in after}
         for stretch in before:
-            end = max(kept.get(stretch.run, 0), self.stretches.claimed_to(stretch.run))
+            end = kept.get(stretch.run, 0)
+            if end < stretch.end:
+                end = max(end, self.stretches.claimed_to(stretch.run))
             if end < stretch.end:
                 self._let_go(branch, stretch.run, end, stretch.end, retired=new is None)
         if branch.state is BranchState.ENDED:
