@@ -34,10 +34,13 @@ from bench.directory_sides import quietest
 
 NODES, BLOCKS = 64, 1_000_000
 MATCHES = 250
+REPOSITORY = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results" / "directory.json"
+PEER_PLACES = ".cache/dynamo/lib/python3*/site-packages"
+"""Where the peer of bench.tokens lies, if it was installed."""
 NEEDS_PEER = (
     "bench.directory needs Dynamo's index: pip install --no-deps ai-dynamo-runtime==1.6.1 (without its dependencies, "
-    "whose pins are not ours), here or, by --peer-path, with --target anywhere"
+    "whose pins are not ours), here, or with --target DIR and then --peer-path DIR"
 )
 Row = dict[str, Any]
 
@@ -47,7 +50,7 @@ class Side:
 
     def __init__(self, name: str, shape: str, blocks: int, peer_path: str) -> None:
         self.name = name
-        path = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), peer_path]))
+        path = os.pathsep.join(filter(None, [str(REPOSITORY), peer_path if name == "peer" else ""]))
         self._process = subprocess.Popen(
             [sys.executable, "-m", "bench.directory_sides", name, shape, str(blocks), str(NODES)],
             stdin=subprocess.PIPE,
@@ -161,10 +164,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--peer-path", default="", metavar="DIR", help="where pip install --target put the peer")
     options = parser.parse_args(argv)
-    sys.path += [options.peer_path] if options.peer_path else []
-    if importlib.util.find_spec("dynamo") is None:
+    place = options.peer_path or next(map(str, REPOSITORY.glob(PEER_PLACES)), "")
+    if not (Path(place, "dynamo").exists() if place else importlib.util.find_spec("dynamo")):
         raise SystemExit(NEEDS_PEER)
-    line = figures(options.peer_path, quick=options.quick)
+    line = figures(place, quick=options.quick)
     for row in [*line["rows"], line["scale"], line["served"]]:
         print()
         for key, value in row.items():
