@@ -11,7 +11,8 @@ Keys = "array[int]"
 class Call:
     """`agent` is the play that runs (unique per start, shared by its branches), `program` the trace it plays.
 
-    `keys`: full blocks of the prompt, `output_keys` those that end in the answer (prompt tail included), in order.
+    `keys`: full blocks of the prompt, `output_keys` those that end in the answer (prompt tail included), in order; both
+    are dropped when the call is over.
     `ideal_blocks`: leading blocks whose KV had been produced when the request arrived, anywhere and ever. `cached_*`
     are what was not computed: `restored` of it came from host memory, `fetched` of that from peers. Times in virtual
     seconds, None where a step was not reached; those of prefill are of the last attempt. `pause_s`: since the end of

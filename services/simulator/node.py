@@ -154,7 +154,8 @@ class Node:
             self.decode_calls[call.id] = call
             self.waiting_decode_kv += call.prompt_tokens
         self._perform(effects, now)
-        self.pump(now)
+        if phase is Phase.PREFILL:
+            self.pump(now)
         return True
 
     def withdraw(self, call: Call, phase: Phase, now: float) -> None:
@@ -174,7 +175,7 @@ class Node:
                 break
             self._perform(effects, now)
         self._pumping = False
-        due = self.queue.prefill.next_due(now)
+        due = self.queue.prefill.next_due(now) if self.queue.table.waiting[Phase.PREFILL] else None
         if due is not None and due < self._wake_at:
             self._wake_at = due
             self.world.agenda.at(due, self._wake)
@@ -412,7 +413,6 @@ class Node:
             held.sent_at = now
         self.world.prefilled(call, now)
         self._perform(self.queue.first_token(self._key(call, Phase.PREFILL), 0), now)
-        self.pump(now)
 
     def sent(self, call: Call) -> float:
         """When the KV of a call whose prefill has ended here is on its decode node."""

@@ -130,7 +130,7 @@ class SimulatedPlanner:
     ) -> None:
         """While a node's model is learned each iteration is told by itself, afterwards a row of equal ones as one."""
         known = self.models.get(node)
-        learning = known is None or not known.frozen
+        learning = known is None or not known.frozen or Phase.DECODE in known.borrowed
         times = count if learning else 1
         hardware = self._cluster.hardware
         batch = requests if learning else requests * count

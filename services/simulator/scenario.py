@@ -1,9 +1,11 @@
 """A scenario file (TOML): cluster, workloads, times. And one run of it with one system."""
 
+import gc
 import os
 import time
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -127,7 +129,8 @@ def simulate(
         for at_s, count in work.resize:
             world.agenda.at(at_s, _sized(resize, count))
     recorder.follow(world)
-    world.agenda.run(scenario.ends_s)
+    with _few_collections():
+        world.agenda.run(scenario.ends_s)
     cpu_s = time.process_time() - began
     since, until = scenario.warm_up_s, scenario.ends_s
     split_shares = shares(recorder.samples, since, until)
@@ -161,3 +164,17 @@ def simulate(
 
 def _sized(resize: Callable[[int], None], agents: int) -> Callable[[float], None]:
     return lambda now: resize(agents)
+
+
+@contextmanager
+def _few_collections() -> Iterator[None]:
+    """A run keeps many objects and makes few cycles: garbage is looked for seldom."""
+    before = gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(200_000, 20, 100)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()

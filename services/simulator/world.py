@@ -24,6 +24,8 @@ from services.simulator.system import (
 )
 
 PREFILL, DECODE = Phase.PREFILL, Phase.DECODE
+NO_KEYS = array("Q")
+"""What an answered call is left with: a run has tens of thousands of them."""
 
 
 @dataclass(slots=True)
@@ -240,6 +242,7 @@ class World:
         self.watch.answered(call)
         self._do(self.system.ended(call, now), now)
         self.finished(call, now)
+        call.keys = call.output_keys = NO_KEYS
 
     # iterations
 

@@ -27,8 +27,26 @@ TRACE = Path("data/traces/cc_smoke.btrace.jsonl.gz")
 GLM = PROFILES["glm-5.2/gb300"]
 
 
-def run(system: System, seconds: float = 240.0, agents: int = 12, split: str = "2P2D") -> tuple[World, Recorder]:
-    recorder = Recorder()
+class KeyKeeper(Recorder):
+    """Also keeps the keys of every answered call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keys: list[tuple[array[int], array[int]]] = []
+
+    def answered(self, call: Call) -> None:
+        super().answered(call)
+        self.keys.append((call.keys, call.output_keys))
+
+
+def run(
+    system: System,
+    seconds: float = 240.0,
+    agents: int = 12,
+    split: str = "2P2D",
+    recorder: Recorder | None = None,
+) -> tuple[World, Recorder]:
+    recorder = recorder or Recorder()
     world = World(GLM, Split.parse(split), system, seed=3, watch=recorder)
     players = Agents(world.agenda, world.arrive, 3)
     world.finished = players.answered
@@ -45,19 +63,20 @@ def own() -> Own:
 @pytest.mark.parametrize("system", [own, Static])
 def test_ideal_hit_is_what_had_been_computed(system: type[Static]) -> None:
     """Against a plain set of keys with the times at which their KV was there."""
-    _, recorder = run(system())
-    assert len(recorder.calls) > 60
+    keeper = KeyKeeper()
+    run(system(), recorder=keeper)
+    assert len(keeper.calls) > 60
     there: dict[int, float] = {}
-    for call in recorder.calls:
+    for call, (keys, output_keys) in zip(keeper.calls, keeper.keys, strict=True):
         assert call.prefilled_at is not None
         assert call.ended_at is not None
-        for key in call.keys:
+        for key in keys:
             there[key] = min(there.get(key, math.inf), call.prefilled_at)
-        for key in call.output_keys:
+        for key in output_keys:
             there[key] = min(there.get(key, math.inf), call.ended_at)
-    for call in recorder.calls:
+    for call, (keys, _) in zip(keeper.calls, keeper.keys, strict=True):
         ideal = 0
-        for key in call.keys[: (call.prompt_tokens - 1) // 64]:
+        for key in keys[: (call.prompt_tokens - 1) // 64]:
             if there.get(key, math.inf) > call.arrived_at:
                 break
             ideal += 1
