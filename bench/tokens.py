@@ -7,9 +7,9 @@ the frontend process. `req_ratio`: requests per second of 4 clients, everything 
 every conversation, which nobody has seen before, is told apart. `mismatches`: requests whose tokens differ from those
 of the whole text, tokenised by the library in one go.
 
-The peer runs as it comes, with its cache of token prefixes, which holds a few conversations of this length. Beside
-these, `few_...` are the ratios with 4 conversations, asked before all others and held by that cache, and `full_...`
-those over the peer with the cache switched off (both left out by --quick).
+The peer runs as it comes, with its cache of token prefixes, which needs some turns to hold a conversation;
+`settled_...` are the ratios of the last third of the turns. `few_...` are the ratios with 4 conversations, asked before
+all others, and `full_...` those over the peer with its cache switched off (both left out by --quick).
 """
 
 import argparse
@@ -35,7 +35,7 @@ from services.router.text.tokenizer import load_tokenizer
 
 PORT, PEER_PORT, FULL_PORT = 18_620, 18_621, 18_622
 BLOCK_SIZE, CONTEXT_TOKENS, CLIENTS = 64, 262_144, 4
-AGENTS, FEW_AGENTS, FEW_TURNS = 16, 4, 12
+AGENTS, FEW_AGENTS, FEW_TURNS = 16, 4, 8
 READY_S = 90.0
 RESULTS = Path(__file__).parent / "results" / "tokens.json"
 
@@ -150,6 +150,14 @@ def ratios(ours: Side, theirs: Side) -> dict[str, float]:
     }
 
 
+def settled(ours: Side, theirs: Side) -> dict[str, float]:
+    """The ratios of the last third of the turns."""
+    last = -max(1, len(ours.cpu_ms) // 3)
+    parts = [Side(s.name, s.port, s.pid, cpu_ms=s.cpu_ms[last:], seconds=s.seconds[last:]) for s in (ours, theirs)]
+    found = ratios(*parts)
+    return {"settled_cpu_ratio": found["cpu_ratio"], "settled_req_ratio": found["req_ratio"]}
+
+
 def mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
@@ -158,6 +166,7 @@ def figures(ours: Side, theirs: Side, wrong: int, counts: Sequence[Sequence[int]
     return {
         "bench": "tokens",
         **ratios(ours, theirs),
+        **settled(ours, theirs),
         "mismatches": wrong,
         "cpu_ms_per_request": mean(ours.cpu_ms),
         "first_cpu_ms_per_request": ours.first_cpu_ms,
