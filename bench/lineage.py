@@ -10,7 +10,7 @@ import json
 import sys
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from bench.lineage_directory import Told
@@ -40,16 +40,10 @@ class Outcome:
     evicted_referenced_blocks: int = 0
     read_again: int = 0
     seconds: float = 0.0
-    agreement: dict[str, list[int]] = field(default_factory=dict)
 
     @property
     def lost_pct(self) -> float:
         return 100.0 * (1.0 - self.hit_blocks / max(1, self.ideal_blocks))
-
-    @property
-    def agreement_pct(self) -> float:
-        agreed, seen = (sum(counts[i] for counts in self.agreement.values()) for i in (0, 1))
-        return 100.0 * agreed / max(1, seen)
 
 
 class Judge:
@@ -96,10 +90,28 @@ class Judge:
         return agrees
 
 
-def play(trace: Trace, agents: int, policy: str, share: float, demand: tuple[int, int]) -> tuple[Outcome, Judge]:
-    """One run of one policy."""
+def agreement(trace: Trace, agents: int) -> tuple[dict[str, list[int]], Judge]:
+    """What requests without signals are taken for, whatever the memory."""
+    told, judge = Told(None, LEASE_S, signals=False), Judge()
+    ticked = now = 0.0
+    for moment in moments(trace, agents):
+        now, request = moment.at, moment.request
+        if now - ticked > TICK_S:
+            ticked = now
+            told.tick(now)
+        if moment.ended:
+            told.answered(request, [], now)
+        else:
+            judge.compare(request, told.arrives(request, now))
+    told.tick(now + 2 * LEASE_S)
+    told.core.check()
+    return judge.settle(told), judge
+
+
+def play(trace: Trace, agents: int, policy: str, share: float, demand: tuple[int, int]) -> Outcome:
+    """One run of one policy on one memory."""
     start = time.process_time()
-    outcome, judge = Outcome(policy, share), Judge()
+    outcome = Outcome(policy, share)
     pool = Pool(demand[1], max(1, int(share * demand[0])))
     told = [] if policy == "lru" else [Told(pool.referenced, LEASE_S, signals=policy == "signals")]
     claims = Claims(pool.claimed, LEASE_S)
@@ -119,9 +131,7 @@ def play(trace: Trace, agents: int, policy: str, share: float, demand: tuple[int
             outcome.hit_blocks += hit
             outcome.ideal_blocks += ideal
             for directory in told:
-                reply = directory.arrives(request, now)
-                if policy == "inferred":
-                    judge.compare(request, reply)
+                directory.arrives(request, now)
             continue
         new = pool.write(request.blocks, now)
         claims.answered(request.branch, request.blocks, now, last=request.last)
@@ -131,62 +141,75 @@ def play(trace: Trace, agents: int, policy: str, share: float, demand: tuple[int
         for directory in told:
             directory.evicted(gone, now)
     for directory in told:
-        directory.tick(now + 2 * LEASE_S)
         directory.core.check()
-    if policy == "inferred":
-        outcome.agreement = judge.settle(told[-1])
     outcome.evicted_blocks, outcome.evicted_referenced_blocks = pool.evicted, pool.evicted_referenced
-    outcome.read_again = pool.read_again
+    outcome.read_again = pool.read_again if told else 0
     outcome.seconds = time.process_time() - start
-    return outcome, judge
+    return outcome
 
 
-def main() -> int:
+def options_of(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.lineage")
-    parser.add_argument("--quick", action="store_true", help="the ten agents of the smoke trace, one memory size")
+    parser.add_argument("--quick", action="store_true", help="the ten agents of the smoke trace, five at a time")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--trace", type=Path, default=None)
-    parser.add_argument("--agents", type=int, default=None)
-    parser.add_argument("--plays", type=int, default=None)
-    parser.add_argument("--shares", default=None, help="memory over the peak demand of active branches")
-    options = parser.parse_args()
-    path = options.trace or (SMOKE if options.quick else CORPUS)
-    if not path.exists():
-        sys.stderr.write(f"bench.lineage: no trace at {path}; give one with --trace\n")
-        return 1
-    trace = read_trace(path, options.plays)
-    agents = options.agents or (5 if options.quick else 90)
-    shares = [float(text) for text in (options.shares or "1.16").split(",")]
-    demand = peak_demand(trace, agents)
-    print(f"{path.name}: {sum(len(p.rows) for p in trace.plays)} requests of {len(trace.plays)} agents, {agents} at a")
-    print(f"time, peak demand of active branches {demand[0] * trace.block_size:,} tokens; simulated")
-    rows, judged = [], []
-    for share in shares:
+    parser.add_argument("--agents", type=int, default=None, help="agents at a time (90)")
+    parser.add_argument(
+        "--plays", type=int, default=None, help="so many agents of the trace for the runs with a memory"
+    )
+    parser.add_argument("--shares", default="1.16", help="memory over the peak demand of active branches")
+    found = parser.parse_args(arguments)
+    found.trace = found.trace or (SMOKE if found.quick else CORPUS)
+    found.agents = found.agents or (5 if found.quick else 90)
+    found.shares = [float(text) for text in found.shares.split(",")]
+    return found
+
+
+def memories(trace: Trace, options: argparse.Namespace) -> list[Outcome]:
+    """All policies at all sizes, each said as soon as it is done."""
+    demand = peak_demand(trace, options.agents)
+    print(
+        f"{sum(len(play.rows) for play in trace.plays)} requests of {len(trace.plays)} agents, {options.agents} at a "
+        f"time, peak demand of active branches {demand[0] * trace.block_size:,} tokens; simulated"
+    )
+    rows = []
+    for share in options.shares:
         for policy in POLICIES:
-            outcome, judge = play(trace, agents, policy, share, demand)
+            outcome = play(trace, options.agents, policy, share, demand)
             rows.append(outcome)
-            if policy == "inferred":
-                judged.append((outcome, judge))
             print(
                 f"memory {share:4.2f} {policy:9} lost reuse {outcome.lost_pct:6.3f} %  hit "
                 f"{100 * outcome.hit_blocks / outcome.prompt_blocks:6.2f} %  wrongly dropped and read again "
                 f"{outcome.read_again}  ({outcome.seconds:.0f} s of CPU)",
                 flush=True,
             )
-    outcome, judge = judged[-1]
-    print(f"agreement {outcome.agreement_pct:.2f} %: {outcome.agreement}")
-    print(f"disagreements (recorded, taken for): {dict(judge.confusion.most_common(8))}")
+    return rows
+
+
+def main() -> int:
+    options = options_of(sys.argv[1:])
+    if not options.trace.exists():
+        sys.stderr.write(f"bench.lineage: no trace at {options.trace}; give one with --trace\n")
+        return 1
+    trace = read_trace(options.trace)
+    counts, judge = agreement(trace, options.agents)
+    agreed, seen = (sum(pair[i] for pair in counts.values()) for i in (0, 1))
+    print(f"{options.trace.name}: {seen} requests, inferred as recorded {100 * agreed / seen:.2f} %: {counts}")
+    wrong = {f"{op} taken for {taken}": number for (op, taken), number in judge.confusion.most_common(8) if number}
+    print(f"others: {wrong}", flush=True)
+    rows = memories(trace if options.plays is None else Trace(trace.block_size, trace.plays[: options.plays]), options)
     lost = {(row.policy, row.share): row.lost_pct for row in rows}
-    ratios = {str(share): lost["inferred", share] / max(1e-9, lost["signals", share]) for share in shares}
     result = {
         "bench": "lineage",
         "quick": options.quick,
-        "trace": path.name,
-        "requests": outcome.requests,
-        "agents": agents,
-        "agreement_pct": outcome.agreement_pct,
-        "agreement": outcome.agreement,
-        "lost_ratio": ratios,
+        "trace": options.trace.name,
+        "requests": seen,
+        "agents": options.agents,
+        "agreement_pct": 100 * agreed / seen,
+        "agreement": counts,
+        "disagreements": wrong,
+        "memory_requests": rows[0].requests,
+        "lost_ratio": {str(s): lost["inferred", s] / max(1e-9, lost["signals", s]) for s in options.shares},
         "read_again": max(row.read_again for row in rows if row.policy == "inferred"),
         "rows": [asdict(row) | {"lost_pct": row.lost_pct} for row in rows],
     }

@@ -15,9 +15,10 @@ _WORK = 100
 
 
 class Told:
-    """A directory of one node that serves both phases. `flags` are set and cleared as it says what is referenced."""
+    """A directory of one node that serves both phases. `flags` are set and cleared as it says what is referenced; None:
+    it is told of no copies, and says nothing of them."""
 
-    def __init__(self, flags: np.ndarray, lease_s: float, *, signals: bool) -> None:
+    def __init__(self, flags: np.ndarray | None, lease_s: float, *, signals: bool) -> None:
         self.core = Directory(DirectoryConfig(branch_lease_s=lease_s, node_timeout_s=1e12), incarnation=1)
         self._flags, self._signals = flags, signals
         self._matches: dict[int, MatchReply] = {}
@@ -67,7 +68,7 @@ class Told:
 
     def evicted(self, blocks: Indices, now: float) -> None:
         """The pool reports what went."""
-        if len(blocks):
+        if len(blocks) and self._flags is not None:
             self._flags[blocks] = False
             change = LocationChange(type=ChangeType.REMOVED, tier=Tier.L2, hashes=keys_of(blocks).tobytes())
             self._located([change], now)
@@ -95,7 +96,7 @@ class Told:
             )
             for first, last in new
         ]
-        if changes:
+        if changes and self._flags is not None:
             self._located(changes, now)
 
     def _located(self, changes: list[LocationChange], now: float) -> None:
@@ -106,7 +107,7 @@ class Told:
     def _perform(self, effects: list[Effect]) -> None:
         while True:
             for effect in effects:
-                if isinstance(effect, ReferencesChanged):
+                if isinstance(effect, ReferencesChanged) and self._flags is not None:
                     blocks = blocks_of(np.frombuffer(effect.keys, dtype=np.uint64))
                     self._flags[blocks] = effect.referenced and not effect.unreachable
             if not self.core.has_work:
