@@ -16,9 +16,8 @@ from schemas.phase import PHASE_COMMAND
 from schemas.pool import Empty
 from schemas.streams import branch_stream, phase_stream
 from schemas.subjects import Subjects
-from schemas.telemetry import DIRECTORY_TELEMETRY, DirectoryTelemetry
 from services.app import App
-from services.bus import BusError, BusTimeout, BusUnavailable, Delivery, NoResponders, Subscription
+from services.bus import BusTimeout, BusUnavailable, Delivery, NoResponders, Subscription
 from services.bus.jetstream import JetStream
 from services.directory.announcer import Announcer
 from services.directory.checkpoints import Checkpoints
@@ -31,10 +30,10 @@ from services.directory.core.effects import (
     ReferencesChanged,
     ValuesChanged,
 )
-from services.directory.core.seniority import Seniority
 from services.directory.metrics import DirectoryMetrics
 from services.directory.settings import DirectorySettings
 from services.directory.snapshots import Snapshots
+from services.directory.standby import Standby
 from services.observe import RateLimitedLog
 
 T = TypeVar("T")
@@ -73,7 +72,17 @@ class DirectoryService:
         self._checkpoints = Checkpoints(
             settings.state_dir, settings.partition, self._core, app.clock, self._metrics, app.log
         )
-        self._seniority = Seniority(self._core.incarnation, settings.takeover_s)
+        self._standby = Standby(
+            app.bus,
+            self._subjects,
+            settings.name,
+            self._core,
+            app.clock,
+            app.log,
+            takeover_s=settings.takeover_s,
+            step_down=self._step_down,
+            take_over=self._take_over,
+        )
         self._answering: list[Subscription] = []
         self._lot: list[KvLocation] = []
         self._work = asyncio.Event()
@@ -99,7 +108,7 @@ class DirectoryService:
         self._started = True
 
     def not_ready(self) -> list[str]:
-        if self._seniority.newer is not None:
+        if not self._standby.serves:
             return ["stands by: a newer directory serves"]
         return [] if self._started else ["starting"]
 
@@ -108,10 +117,9 @@ class DirectoryService:
 
     async def drain(self) -> None:
         """Keep what was heard so far, and let another directory know that this one goes."""
-        if self._seniority.newer is None:
-            await self._beat(blind=True)
+        await self._standby.leave()
         await self._announcer.flush()
-        if self._seniority.newer is None:
+        if self._standby.serves:
             await self._checkpoints.save(self._sequence)
 
     async def stop(self) -> None:
@@ -128,7 +136,7 @@ class DirectoryService:
         await bus.subscribe(subjects.node_hello(anyone), self._on_hello)
         await bus.follow(subjects.branch_events(), self._on_branch_event, start=self._sequence + 1)
         await bus.follow(subjects.phase_command(anyone), self._on_command, start="last_per_subject")
-        await bus.subscribe(subjects.telemetry_directory(anyone), self._on_directory)
+        await self._standby.start()
         await self._answer()
 
     async def _answer(self) -> None:
@@ -181,23 +189,17 @@ class DirectoryService:
             self._perform(self._core.on_phase(command))
             self._save.set()
 
-    async def _on_directory(self, delivery: Delivery) -> None:
-        """Another directory lives: if it is newer and sees, this one stands by."""
-        told = self._decoded(DIRECTORY_TELEMETRY.decode, delivery)
-        if told is not None and self._seniority.hear(told.incarnation, self._clock.now(), blind=told.blind):
-            self._app.log.warning("stands_by", directory=told.directory, incarnation=told.incarnation)
-            self._announcer.mute()
-            answering, self._answering = self._answering, []
-            for subscription in answering:
-                await subscription.unsubscribe()
+    async def _step_down(self) -> None:
+        """A newer directory serves: answer nothing, tell the pools nothing."""
+        self._announcer.mute()
+        answering, self._answering = self._answering, []
+        for subscription in answering:
+            await subscription.unsubscribe()
 
-    async def _take_over(self) -> None:
-        """The newer directory is silent: serve again, as the newest of all."""
-        newer = self._seniority.newer or 0
-        self._seniority.succeed(max(time.time_ns(), newer + 1))
-        self._app.log.warning("takes_over", incarnation=self._seniority.incarnation)
-        self._announcer.speak(self._seniority.incarnation)
-        self._perform(self._core.speak(self._seniority.incarnation))
+    async def _take_over(self, incarnation: int) -> None:
+        """The newer one is gone: serve again."""
+        self._announcer.speak(incarnation)
+        self._perform(self._core.speak(incarnation))
         await self._answer()
 
     def _on_snapshot(self, part: SnapshotPart) -> None:
@@ -275,26 +277,9 @@ class DirectoryService:
             await asyncio.sleep(TICK_S)
             self._perform(self._core.tick(self._clock.now()))
             self._look()
-            if self._seniority.due(self._clock.now()):
-                await self._take_over()
-            if self._seniority.newer is None:
-                await self._beat()
+            await self._standby.tick()
             if self._app.settings.debug_checks:
                 self._core.check()
-
-    async def _beat(self, *, blind: bool = False) -> None:
-        core = self._core
-        told = DirectoryTelemetry(
-            directory=self._app.settings.name,
-            t=self._clock.wall(),
-            incarnation=core.incarnation,
-            blind=blind or core.blind,
-            blocks=core.tree.blocks,
-        )
-        try:
-            await self._bus.publish(self._subjects.telemetry_directory(told.directory), encode(told))
-        except BusError as error:
-            self._rare.warning("heartbeat_lost", error=str(error))
 
     async def _saves(self) -> None:
         """Keep the state now and then, and at once after a phase command: the streams do not tell what came first."""
@@ -303,7 +288,7 @@ class DirectoryService:
                 async with asyncio.timeout(self._app.settings.checkpoint_s):
                     await self._save.wait()
             self._save.clear()
-            if self._seniority.newer is None:
+            if self._standby.serves:
                 await self._checkpoints.save(self._sequence)
 
     # seeing again after a start
