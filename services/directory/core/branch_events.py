@@ -158,13 +158,13 @@ class BranchEvents:
                 self._branches.revive(branch, now)
             return
         opened = branch.anchor is None
-        self._branches.unanchor(branch)
+        self._branches.anchors.remove(branch)
         lineage.accepted(branch, judgement, anchor)
         if opened:
             branch.first_blocks = branch.began_blocks = prompt
         self._branches.revive(branch, now)
         self._branches.used(branch)
-        self._branches.anchor(branch)
+        self._branches.anchors.add(branch)
         branch.life = max(branch.life, event.life or 0)
         branch.prefill = event.prefill_node or branch.prefill
         branch.decode = event.decode_node or branch.decode

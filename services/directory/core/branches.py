@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from schemas.branch import BranchKind, BranchState
+from services.directory.core.anchors import Anchors
 from services.directory.core.branch import Branch, BranchKey
-from services.directory.core.departures import common_blocks, others_left_before
+from services.directory.core.departures import others_left_before
 from services.directory.core.lineage import REWRITABLE_BLOCKS
 from services.directory.core.references import References
-from services.directory.core.run import Keys, Tip
 
 
 class Branches:
@@ -25,7 +25,7 @@ class Branches:
         self._active: OrderedDict[BranchKey, Branch] = OrderedDict()
         self._inactive: OrderedDict[BranchKey, Branch] = OrderedDict()
         self._children: dict[BranchKey, dict[BranchKey, None]] = {}
-        self._anchors: dict[str | None, dict[int, list[Branch]]] = {}
+        self.anchors = Anchors()
 
     def __len__(self) -> int:
         return len(self._active) + len(self._inactive)
@@ -154,52 +154,13 @@ class Branches:
                 del self._children[branch.parent]
             branch.parent = None
 
-    def anchor(self, branch: Branch) -> None:
-        """Make an inferred branch findable, within its family, by what its next prompt must contain."""
-        if branch.inferred and branch.anchor is not None:
-            self._anchors.setdefault(branch.family, {}).setdefault(branch.anchor.key, []).append(branch)
-
-    def unanchor(self, branch: Branch) -> None:
-        """To be called before the anchor of a branch changes."""
-        family = self._anchors.get(branch.family)
-        if family is None or branch.anchor is None or branch not in (alike := family.get(branch.anchor.key, [])):
-            return
-        alike.remove(branch)
-        if not alike:
-            del family[branch.anchor.key]
-            if not family:
-                del self._anchors[branch.family]
-
-    def extended_by(
-        self, tenant: str, family: str | None, keys: Keys, tips: list[Tip], known: int, busy: Callable[[Branch], bool]
-    ) -> Branch | None:
-        """The inferred branch that a prompt without a branch id extends furthest, by its first `known` keys.
-
-        Siblings that begin alike may have the same anchor: then it is the one whose context the prompt shares most of.
-        A branch of one request is extended only by what holds its whole prompt, or is longer than its context: else a
-        sibling whose first prompt differs in its last blocks would be taken for it. A branch that is `busy` with a
-        request is extended by no other one: agents wait for their answer.
-        """
-        anchors = self._anchors.get(family)
-        if anchors is None or anchors.keys().isdisjoint(keys[:known].tolist()):
-            return None
-        for number in range(known - 1, -1, -1):
-            alike = [
-                branch
-                for branch in anchors.get(keys[number], ())
-                if branch.key[0] == tenant and _goes_on(branch, known, len(keys)) and not busy(branch)
-            ]
-            if alike:
-                return max(alike, key=lambda branch: _likeness(branch, tips))
-        return None
-
     def restore(self, branch: Branch) -> None:
         """Take in a branch out of a checkpoint, in order of last activity."""
         (self._active if branch.active else self._inactive)[branch.key] = branch
         if branch.parent is not None:
             self._children.setdefault(branch.parent, {})[branch.key] = None
         if branch.state is not BranchState.ENDED:
-            self.anchor(branch)
+            self.anchors.add(branch)
 
     def _retire(self, branch: Branch, state: BranchState) -> None:
         over = state is BranchState.ENDED and branch.state is not BranchState.ENDED
@@ -207,14 +168,14 @@ class Branches:
         self._references.claim(branch, None, branch.blocks)
         if over:
             branch.life += 1
-            self.unanchor(branch)
+            self.anchors.remove(branch)
             branch.departed = []
         self._active.pop(branch.key, None)
         self._inactive[branch.key] = branch
         self._inactive.move_to_end(branch.key)
         while len(self._inactive) > self._inactive_kept:
             _, oldest = self._inactive.popitem(last=False)
-            self.unanchor(oldest)
+            self.anchors.remove(oldest)
             self._disown(oldest)
 
     def check(self) -> None:
@@ -230,7 +191,7 @@ class Branches:
         assert seen == sorted(seen), "active branches are not in order of their last activity"
         known = {branch.key for branch in self.newest_first()}
         assert {key for group in self._children.values() for key in group} <= known
-        assert all(alike for family in self._anchors.values() for alike in family.values())
+        self.anchors.check()
 
 
 def _conversation_shared(heir: Branch, left: Branch) -> bool:
@@ -250,15 +211,3 @@ def _looks_compacted(branch: Branch, heir: Branch) -> bool:
         and heir.first_blocks > branch.began_blocks
         and others_left_before(branch.claim.tip, heir.shared_blocks)
     )
-
-
-def _likeness(branch: Branch, tips: list[Tip]) -> tuple[int, int, float]:
-    """Less is missing of its last prompt, more of its context is shared, it was used later."""
-    shared = common_blocks(branch.claim.tip, tips[-1]) if branch.claim is not None and tips else 0
-    missing = branch.anchor.blocks - shared if branch.anchor is not None else 0
-    return -max(0, missing), shared, branch.seen
-
-
-def _goes_on(branch: Branch, known: int, blocks: int) -> bool:
-    assert branch.anchor is not None
-    return branch.grown or known >= branch.anchor.blocks or blocks > branch.blocks

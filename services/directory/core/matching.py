@@ -82,7 +82,9 @@ class Matching:
         """The branch if it is known, its parent, whether it was inferred, and what the request is to it."""
         branch = self._branches.get((query.tenant, query.branch)) if query.branch is not None else None
         if query.branch is None:
-            branch = self._branches.extended_by(query.tenant, query.family, keys, tips, known, self._busy(query))
+            branch = self._branches.anchors.extended_by(
+                query.tenant, query.family, keys, tips, known, self._busy(query)
+            )
             if branch is None:
                 left = left_by(tips, query.tenant, query.family)
                 kind = Lineage.OPENS if left is None else Lineage.FORK
