@@ -83,6 +83,7 @@ class DirectoryService:
             step_down=self._step_down,
             take_over=self._take_over,
         )
+        app.metrics.gauge("standby_info", "1 while a newer one serves.", read=lambda: not self._standby.serves)
         self._answering: list[Subscription] = []
         self._lot: list[KvLocation] = []
         self._work = asyncio.Event()
@@ -117,6 +118,7 @@ class DirectoryService:
 
     async def drain(self) -> None:
         """Keep what was heard so far, and let another directory know that this one goes."""
+        self._apply_lot()
         await self._standby.leave()
         await self._announcer.flush()
         if self._standby.serves:
