@@ -115,9 +115,9 @@ class Loop:
 
 
 def record(
-    name: str,
     path: Path,
     *,
+    trace: str,
     agents: int,
     tokens_per_block: int,
     service_s: float,
@@ -149,7 +149,9 @@ def record(
         if begins:
             following[blocks] = number
     accesses.reverse()
-    return Sequence(name, accesses, (warm_s, until_s), len(contexts), agents, tokens_per_block, _digests(len(contexts)))
+    return Sequence(
+        trace, accesses, (warm_s, until_s), len(contexts), agents, tokens_per_block, _digests(len(contexts))
+    )
 
 
 def _digests(blocks: int) -> npt.NDArray[np.uint64]:

@@ -5,9 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.eviction import CAPACITIES, keys
+from bench.eviction import CAPACITIES
 from bench.eviction_policies import POLICIES
 from bench.eviction_replay import Figures, Replay
+from bench.eviction_rows import Kept, Setting, keys
 from bench.eviction_sequence import NEVER, Sequence, record
 from bench.eviction_trace import find
 
@@ -16,8 +17,8 @@ TRACES = Path(__file__).parents[2] / "data" / "traces"
 
 def play(longest_wait_s: float, until_s: float = 600.0) -> Sequence:
     return record(
-        "cc_smoke",
         find("cc_smoke", TRACES),
+        trace="cc_smoke",
         agents=10,
         tokens_per_block=2048,
         service_s=10.0,
@@ -101,6 +102,14 @@ def test_keys_are_ratios_of_lost_reuse_and_none_without_rows() -> None:
         "oracle_gap_closed_at_07": round(10 / 12, 4),
     }
     assert set(keys(rows, "other").values()) == {None}
+
+
+def test_a_row_that_is_kept_is_not_made_again(tmp_path: Path) -> None:
+    setting = Setting("t", 1, 64, 1.0, float("inf"), 0.0, 1.0, "")
+    row = Kept(tmp_path / "kept").get(setting, "lru", 0.5, lambda: {"lost": 0.25})
+    again = Kept(tmp_path / "kept")
+    assert again.get(setting, "lru", 0.5, dict) == row == {"trace": "t", "capacity": 0.5, "policy": "lru", "lost": 0.25}
+    assert again.get(setting._replace(agents=2), "lru", 0.5, lambda: {"lost": 0.5})["lost"] == 0.5
 
 
 def test_a_missing_trace_is_named(tmp_path: Path) -> None:
