@@ -10,12 +10,13 @@ import numpy as np
 
 from schemas.branch import BranchEvent, BranchEventType, BranchKind
 from schemas.directory import MatchQuery, MatchReply
-from schemas.kv import Capacities, ChangeType, KvLocation, LocationChange, NodeHello, SnapshotPart, Tier
-from schemas.phase import Phase, PhaseCommand
+from schemas.kv import ChangeType, KvLocation, LocationChange, SnapshotPart, Tier
+from schemas.phase import Phase
 from services.directory.core.directory import Directory, DirectoryConfig
 from services.directory.core.effects import Effect, NeedSnapshot, ReferencesChanged, ValuesChanged
 from services.simulator.call import Call
 from services.simulator.system import Cluster
+from services.simulator.telemetry import command_of, hello_of
 
 TICK_S = 1.0
 WORK_STEPS = 64
@@ -37,20 +38,7 @@ class SimulatedDirectory:
         self._kinds: set[str] = set()
         self._epoch = 0
         for name, node in cluster.nodes.items():
-            hello = NodeHello(
-                node=name,
-                incarnation=1,
-                engine_incarnation=1,
-                model=cluster.hardware.name,
-                block_size=cluster.block_tokens,
-                key_version="simulated",
-                ranks=1,
-                engine="simulated",
-                dtype="",
-                capacities=Capacities(l1_tokens=node.l1_tokens, l2_tokens=node.l2_tokens),
-                transfer="",
-            )
-            self._follow(self.core.on_hello(hello, now), now)
+            self._follow(self.core.on_hello(hello_of(name, node, cluster), now), now)
 
     def match(self, call: Call, now: float) -> MatchReply:
         """Where the prefix of a call lies; the call counts as pending."""
@@ -109,10 +97,7 @@ class SimulatedDirectory:
     def commanded(self, node: str, phase: Phase, now: float) -> None:
         """A node's phase is ordered."""
         self._epoch += 1
-        command = PhaseCommand(
-            id=f"{node}/{self._epoch}", t=now, node=node, phase=phase, epoch=self._epoch, reason="", decision_id=""
-        )
-        self._follow(self.core.on_phase(command), now)
+        self._follow(self.core.on_phase(command_of(node, phase, self._epoch, now)), now)
 
     def tick(self, now: float) -> None:
         """Once a second."""

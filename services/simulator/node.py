@@ -96,6 +96,7 @@ class Node:
             router_timeout_s=_NEVER_S,
             node_timeout_s=_NEVER_S,
             sweep_s=SWEEP_S,
+            order_weight=self.traits.order_weight,
         )
         return Queueing.of(limits, hardware.times, phase=self.phase or Phase.BOTH)
 
@@ -140,6 +141,7 @@ class Node:
             sampling=Sampling(max_new_tokens=max(1, call.output_tokens)),
             deadline_s=_NEVER_S,
             fetch=list(place.fetch) if phase is Phase.PREFILL else [],
+            cached_tokens=place.cached_tokens,
             branch=call.branch,
             version=call.version,
         )

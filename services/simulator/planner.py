@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 
 from schemas.iteration_model import IterationModel
-from schemas.kv import Capacities, NodeHello
 from schemas.phase import Decision, Phase, PhaseState, SwitchState
-from schemas.telemetry import Iteration, IterationBatch, KvUse, NodeTelemetry, RequestTelemetry, TierUse
+from schemas.telemetry import Iteration, IterationBatch, NodeTelemetry, RequestTelemetry
 from services.engine.core.timing import PrefillTerms
 from services.planner.core.ordering import Command
 from services.planner.core.policy import Planner, PlannerSettings
 from services.simulator.call import Call
 from services.simulator.system import Cluster, Move
+from services.simulator.telemetry import beat_of, hello_of
 
 BEAT_S = 1.0
 ROUTER = "router"
@@ -18,10 +18,8 @@ _START = ("warm-up", "initial")
 
 
 class SimulatedPlanner:
-    """Heartbeats once a second, and between them what ended. `decisions` has everything it decided.
-
-    k and E come from the coefficients' expert share (as k of 1/share experts).
-    """
+    """Heartbeats once a second, and between them what ended. `decisions` has everything it decided, `models` the newest
+    models it published."""
 
     def __init__(self, settings: PlannerSettings, cluster: Cluster, now: float) -> None:
         self.core = Planner(settings, now)
@@ -31,53 +29,22 @@ class SimulatedPlanner:
         self._commands: dict[str, Command] = {}
         self._phases: dict[str, tuple[Phase, int]] = {}
         self._seq = 0
-        share = cluster.times.active_share
         for name, node in cluster.nodes.items():
             self._phases[name] = node.phase or Phase.BOTH, 0
-            hello = NodeHello(
-                node=name,
-                incarnation=1,
-                engine_incarnation=1,
-                model=cluster.hardware.name,
-                block_size=cluster.block_tokens,
-                key_version="simulated",
-                ranks=1,
-                engine="simulated",
-                dtype="",
-                capacities=Capacities(
-                    l1_tokens=node.l1_tokens, l2_tokens=node.l2_tokens, running=cluster.hardware.max_running
-                ),
-                transfer="",
-                experts_per_token=1000 if share < 1 else 0,
-                experts=round(1000 / share) if share < 1 else 0,
-                batch_tokens=cluster.batch_tokens,
-            )
-            self.core.hello(hello)
+            self.core.hello(hello_of(name, node, cluster))
+
+    def beats(self, now: float) -> list[NodeTelemetry]:
+        """The heartbeats of all nodes."""
+        return [beat_of(name, node, *self._phases[name], now) for name, node in self._cluster.nodes.items()]
 
     def beat(self, now: float) -> list[Move]:
         """One heartbeat of everybody; the moves that the planner orders."""
+        return self.tick(self.beats(now), now)
+
+    def tick(self, beats: Sequence[NodeTelemetry], now: float) -> list[Move]:
+        """The same, of heartbeats that others have heard too."""
         self.core.router_heard(ROUTER, now)
-        for name, node in self._cluster.nodes.items():
-            phase, epoch = self._phases[name]
-            waiting = sum(call.prefill_started_at is None for call in node.prefill_calls.values())
-            running = len(node.prefill_calls) - waiting
-            beat = NodeTelemetry(
-                node=name,
-                t=now,
-                incarnation=1,
-                phase=phase,
-                epoch=epoch,
-                waiting=waiting,
-                running=running + node.decoding,
-                running_prefill=running,
-                running_decode=node.decoding,
-                kv=KvUse(
-                    l1=TierUse(used=0, total=node.l1_tokens),
-                    l2=TierUse(used=node.l2_used_tokens, total=node.l2_tokens, referenced=node.l2_referenced_tokens),
-                ),
-                last_kv_seq=0,
-                engine_incarnation=1,
-            )
+        for beat in beats:
             self.core.heard(beat, now)
         report = self.core.tick(now)
         if report.models is not None:
@@ -95,6 +62,10 @@ class SimulatedPlanner:
             self._commands[command.node] = command
             self._phases[command.node] = command.phase, command.epoch
         return [Move(command.node, command.phase, why, counts) for command in commands]
+
+    def epoch(self, node: str) -> int:
+        """Of the node's last command."""
+        return self._phases[node][1]
 
     def moved(self, node: str, now: float) -> None:
         """A node has carried its command out."""

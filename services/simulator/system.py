@@ -51,8 +51,8 @@ class Traits:
     `counted`: eviction takes blocks that no active branch references first (else plain LRU). `writes_output`: decode
     nodes write their answers where prefill nodes find them. `host_copies`: copies of a token in one node's host memory
     (4: one per tensor-parallel rank). `token_after_transfer`: the first token leaves from the decode node.
-    `speculates`: multi-token prediction works. `moves_difference`: KV goes to a decode node only as far as it is not
-    there. `switch`: see `SwitchCost`.
+    `order_weight`: a waiting prefill goes by its arrival plus so many times its predicted time (0: first come, first
+    served). `speculates`: multi-token prediction works. `switch`: see `SwitchCost`.
     """
 
     shared_pool: bool = False
@@ -61,8 +61,8 @@ class Traits:
     writes_output: bool = False
     host_copies: int = 1
     token_after_transfer: bool = False
+    order_weight: float = 0.0
     speculates: bool = True
-    moves_difference: bool = False
     switch: SwitchCost = SwitchCost()
 
 
@@ -137,13 +137,17 @@ class Cluster(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Send a call to these nodes. `fetch`: blocks of the prompt to bring from peers' host memory (shared pool only)."""
+    """Send a call to these nodes. `fetch`: blocks of the prompt to bring from peers' host memory (shared pool only).
+
+    `cached_tokens`: what the system expects to be there when its prefill begins.
+    """
 
     call: Call
     prefill: str
     decode: str
     fetch: tuple[FetchSource, ...] = ()
     predicted_ttft_s: float | None = None
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,14 @@ branch references first; `routing` places prefill and decode by prediction; `pla
 
 from collections.abc import Sequence
 
+import msgspec
+import numpy as np
+
+from schemas.directory import MatchReply
 from schemas.phase import Phase
-from services.router.core.placement import Prompt, choose_prefill, predict
+from services.router.core.roster import Mask
 from services.simulator.call import Call
-from services.simulator.system import Action, Load, Place, Traits
+from services.simulator.system import Load, Traits
 from services.simulator.systems.own import Own, OwnSettings
 from services.simulator.systems.static import CacheAware
 
@@ -46,26 +50,18 @@ class Ablated(Own):
         )
         self._cache_aware = CacheAware()
 
-    def arrived(self, call: Call, now: float) -> Sequence[Action]:
-        prefill, decode = self.cluster.serving(Phase.PREFILL), self.cluster.serving(Phase.DECODE)
-        if "routing" not in self.parts:
-            chosen = self._cache_aware.choose(call, prefill)
-            prefill = [node for node in prefill if node.name == chosen]
-        match = self.directory.match(call, now)
-        self._lineage[call.id] = match.lineage, match.known_blocks * self.cluster.block_tokens
-        prompt = Prompt(call.prompt_tokens, self.cluster.block_tokens, match)
-        self._turn += 1
-        best = choose_prefill(
-            [predict(prompt, self._prefill_view(node, now), self._reachable, self._fetch_cost) for node in prefill],
-            self._turn,
-        )
-        sink = self._decode_node(call, best, decode)
-        self._book(call, best, sink)
-        self.directory.placed(call, best.node, now)
-        return (Place(call, best.node, sink, best.fetch, best.ttft_s),)
+    def _match(self, call: Call, now: float) -> MatchReply:
+        """Without the pool only a node's own memory is within its reach."""
+        match = super()._match(call, now)
+        return match if "pool" in self.parts else msgspec.structs.replace(match, pieces=[])
 
-    def _reachable(self, node: str) -> bool:
-        return "pool" in self.parts
+    def _prefill_rows(self, call: Call, now: float) -> Mask:
+        rows = super()._prefill_rows(call, now)
+        if "routing" in self.parts:
+            return rows
+        chosen = self._cache_aware.choose(call, self.cluster.serving(Phase.PREFILL))
+        only: Mask = np.array([name == chosen for name in self._placer.roster.names])
+        return only
 
 
 CUMULATIVE = tuple(PARTS[:count] for count in range(1, len(PARTS) + 1))

@@ -6,31 +6,31 @@ this file is only their shell in virtual time. `static-own` is the same without 
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+import numpy as np
+
+from schemas.directory import MatchReply
 from schemas.phase import Phase
+from schemas.telemetry import NodeTelemetry
 from services.engine.core.timing import PrefillTerms
 from services.planner.core.options import OFF, ON, DecideSettings, ModelSettings
 from services.planner.core.policy import PlannerSettings
 from services.router.core.load import Booking, Ledger
-from services.router.core.placement import (
-    Candidate,
-    DecodeView,
-    FetchCost,
-    PrefillView,
-    Prompt,
-    choose_decode,
-    choose_prefill,
-    predict,
-)
+from services.router.core.nodes import Nodes
+from services.router.core.placement import Candidate, FetchCost, Prompt
+from services.router.core.placer import Placer
+from services.router.core.roster import Mask
 from services.router.core.timing import Coefficients, coefficients_of
 from services.simulator.call import Call
 from services.simulator.directory import TICK_S, SimulatedDirectory
 from services.simulator.passive import Passive
 from services.simulator.planner import SimulatedPlanner
-from services.simulator.system import Action, Cluster, Load, NodeView, Place, Traits
+from services.simulator.system import Action, Cluster, Load, Place, Traits
+from services.simulator.telemetry import command_of, hello_of
 
-SYMMETRIC = Traits(shared_pool=True, counted=True, load=Load.WAITING, writes_output=True)
+SYMMETRIC = Traits(shared_pool=True, counted=True, load=Load.WAITING, writes_output=True, order_weight=2.0)
+_FOREVER_S = 1e12
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +58,10 @@ class Own(Passive):
     def __init__(self, settings: OwnSettings | None = None, *, id: str = "ours", traits: Traits = SYMMETRIC) -> None:  # noqa: A002
         self.id, self.traits = id, traits
         self.settings = settings or OwnSettings()
-        self._ledger = Ledger()
+        self._ledger = Ledger(order_weight=traits.order_weight)
+        self._nodes = Nodes(_FOREVER_S)
         self._booked: dict[str, tuple[Booking, Booking]] = {}
         self._lineage: dict[str, tuple[str, int]] = {}
-        self._models: dict[str, Coefficients] = {}
         self._turn = 0
         self._tick_at = 0.0
 
@@ -80,7 +80,9 @@ class Own(Passive):
             expert_share=times.active_share,
             fed_tokens=times.fed_tokens,
         )
-        self._fetch = FetchCost(hardware.host_link / hardware.kv_bytes_per_token, hardware.latency_s)
+        fetch = FetchCost(hardware.host_link / hardware.kv_bytes_per_token, hardware.latency_s)
+        handoff = FetchCost(hardware.device_link / hardware.kv_bytes_per_token, hardware.latency_s)
+        self._placer = Placer(self._nodes, self._ledger, self._default, fetch, handoff)
         self.directory = SimulatedDirectory(cluster, counted=self.traits.counted, now=now)
         settings = PlannerSettings(
             block_size=cluster.block_tokens,
@@ -92,49 +94,54 @@ class Own(Passive):
             decide=self.settings.decide,
         )
         self.planner = SimulatedPlanner(settings, cluster, now)
+        for name, node in cluster.nodes.items():
+            self._nodes.on_hello(hello_of(name, node, cluster), now)
+        self._heard(now)
+
+    def _heard(self, now: float) -> list[NodeTelemetry]:
+        """Heartbeats reach the router."""
+        beats = self.planner.beats(now)
+        for beat in beats:
+            self._nodes.on_telemetry(beat, now)
+            self._placer.changed(beat.node)
+        return beats
 
     # requests
 
     def arrived(self, call: Call, now: float) -> Sequence[Action]:
-        prefill, decode = self.cluster.serving(Phase.PREFILL), self.cluster.serving(Phase.DECODE)
-        match = self.directory.match(call, now)
+        match = self._match(call, now)
         self._lineage[call.id] = match.lineage, match.known_blocks * self.cluster.block_tokens
-        prompt = Prompt(call.prompt_tokens, self.cluster.block_tokens, match)
         self._turn += 1
-        candidates = [predict(prompt, self._prefill_view(node, now), _anybody, self._fetch_cost) for node in prefill]
-        best = choose_prefill(candidates, self._turn)
-        chosen = self._decode_node(call, best, decode)
-        self._book(call, best, chosen)
+        prompt = Prompt(call.prompt_tokens, self.cluster.block_tokens, match)
+        best = self._placer.predict(prompt, self._prefill_rows(call, now), now).best(self._turn)
+        decode = self._decode_node(call, match, best, now)
+        self._book(call, best, decode, now)
         self.directory.placed(call, best.node, now)
-        return (Place(call, best.node, chosen, best.fetch, best.ttft_s),)
+        return (Place(call, best.node, decode, best.fetch, best.ttft_s, best.work.cached),)
 
-    def _prefill_view(self, node: NodeView, now: float) -> PrefillView:
-        remaining, queue = self._ledger.wait(node.name, now)
-        model = self._models.get(node.name, self._default)
-        used, referenced = node.l2_used_tokens, node.l2_referenced_tokens
-        return PrefillView(node.name, remaining, queue, node.l2_tokens, used, referenced, model)
+    def _match(self, call: Call, now: float) -> MatchReply:
+        """Where its prefix lies."""
+        return self.directory.match(call, now)
 
-    def _decode_node(self, call: Call, best: Candidate, nodes: Sequence[NodeView]) -> str:
+    def _prefill_rows(self, call: Call, now: float) -> Mask:
+        """The nodes to choose from."""
+        return self._placer.serving(Phase.PREFILL, (), now)
+
+    def _decode_node(self, call: Call, match: MatchReply, best: Candidate, now: float) -> str:
+        decode = self._placer.serving(Phase.DECODE, (), now)
         if self.settings.decode_in_turn:
-            return nodes[self._turn % len(nodes)].name
-        return choose_decode([self._decode_view(node) for node in nodes], self._need(call), best.node, self._turn).node
-
-    def _decode_view(self, node: NodeView) -> DecodeView:
-        running, committed = self._ledger.decoding(node.name)
-        model = self._models.get(node.name, self._default)
-        return DecodeView(node.name, running, committed, node.l1_tokens, self.cluster.hardware.max_running, model)
+            rows = np.flatnonzero(decode)
+            return self._placer.roster.names[int(rows[self._turn % len(rows)])]
+        return self._placer.choose_decode(match, self._need(call), decode, best.node, self._turn)
 
     def _need(self, call: Call) -> int:
         """KV the answer will probably need; how long it gets nobody knows yet."""
         return call.prompt_tokens + round(self._ledger.mean_output_tokens)
 
-    def _fetch_cost(self, source: str, sink: str) -> FetchCost:
-        return self._fetch
-
-    def _book(self, call: Call, best: Candidate, decode: str) -> None:
+    def _book(self, call: Call, best: Candidate, decode: str, now: float) -> None:
         need = self._need(call)
         booked = (
-            Booking(Phase.PREFILL, best.node, best.service_s, need),
+            Booking(Phase.PREFILL, best.node, best.service_s, need, placed=now),
             Booking(Phase.DECODE, decode, 0.0, need),
         )
         self._booked[call.id] = booked
@@ -142,7 +149,7 @@ class Own(Passive):
 
     def prefill_started(self, call: Call, now: float) -> None:
         prefill, decode = self._booked[call.id]
-        started = Booking(Phase.PREFILL, prefill.node, prefill.service_s, prefill.tokens, now)
+        started = replace(prefill, started=now)
         self._booked[call.id] = started, decode
         self._ledger.set(call.id, (started, decode))
 
@@ -167,10 +174,15 @@ class Own(Passive):
     def wake(self, now: float) -> Sequence[Action]:
         self._tick_at = now + TICK_S
         self.directory.tick(now)
-        moves = self.planner.beat(now)
-        self._models = {name: coefficients_of(model, self._default) for name, model in self.planner.models.items()}
+        moves = self.planner.tick(self._heard(now), now)
+        self._placer.learned(
+            {name: coefficients_of(model, self._default) for name, model in self.planner.models.items()}
+        )
         for move in moves:
             if move.phase is not None:
+                epoch = self.planner.epoch(move.node)
+                self._nodes.on_command(command_of(move.node, move.phase, epoch, now))
+                self._placer.changed(move.node)
                 self.directory.commanded(move.node, move.phase, now)
         return moves
 
@@ -198,7 +210,3 @@ class Own(Passive):
         self, node: str, count: int, requests: int, context_tokens: float, duration_s: float, now: float
     ) -> None:
         self.planner.decode_iterated(node, count, requests, context_tokens, duration_s, now)
-
-
-def _anybody(node: str) -> bool:
-    return True
