@@ -100,6 +100,7 @@ def save(directory: Directory, sequence: int, now: float, wall: float) -> Checkp
 def restore(directory: Directory, checkpoint: Checkpoint, now: float, wall: float) -> None:
     """Bring a new directory to the state of a checkpoint; time went on meanwhile, but never back."""
     away_s = max(0.0, wall - checkpoint.wall)
+    directory.values.now = now
     runs: list[Run] = []
     for saved in checkpoint.runs:
         parent = directory.tree.root if saved.parent is None else runs[saved.parent]

@@ -62,11 +62,11 @@ class Sleepers:
         sleeper = self.get(branch)
         if sleeper is not None and claims:
             sleeper.leaving = False
-            sleeper.begin(now)
+            sleeper.begin(branch.seen)
         if claims == (sleeper is not None):
             return None
         if sleeper is None:
-            self._followed[branch.key] = (branch, Sleeper(now, branch.parent))
+            self._followed[branch.key] = (branch, Sleeper(branch.seen, branch.parent))
             return self._bear(branch.parent, 1, now)
         del self._followed[branch.key]
         self._lose(sleeper, now)
