@@ -10,7 +10,7 @@ answer to a request: that, its lineage, its branch's lease, and who else compute
 many rounds on each side.
 events: from message bytes (ours: MessagePack, in lots of 64 as the service takes them when they queue, `single` one by
 one; peer: JSON, its only form) to blocks that are found; ours keeps reachability, counts, and what pools must be told.
-Of each part of 512 messages the fastest of all builds counts.
+Of each part of 128 messages the fastest of all builds counts.
 bytes: growth of the resident set by the first build, over block copies; no branches yet on our side.
 churn: 2,400 live blocks, 1,000,000 stored and removed; growth of the resident set after the first 100,000. Ours
 remembers 16,384 keys of blocks that lie nowhere (a setting), which the first 100,000 fill.
@@ -139,7 +139,7 @@ def fastest(builds: list[Row]) -> float:
 
 
 def figures(peer_path: str, *, quick: bool) -> Row:
-    blocks, rounds = (BLOCKS, 2) if quick else (BLOCKS, 6)
+    blocks, rounds = BLOCKS, 2 if quick else 8
     runs = (BLOCKS if not quick else 3 * BLOCKS // 10) // CHURN_RUN_BLOCKS
     rows = [
         beside(shape, blocks, peer_path, rounds=rounds, runs=runs if shape == "contexts" else 0) for shape in SHAPES

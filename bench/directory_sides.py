@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from bench.directory_load import CHURN_LIVE_BLOCKS, CHURN_RUN_BLOCKS, SHAPES, Keys, Stored, churn
 
 CHURN_FROM_BLOCKS = 100_000
-PART_MESSAGES = 512
+PART_MESSAGES = 128
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 Result = dict[str, Any]
 
