@@ -122,6 +122,7 @@ async def test_without_the_parsers_tools_are_refused(memory: Connect, monkeypatc
 
 
 @needs_parsers
+@pytest.mark.timeout(300)
 async def test_parsers_take_answers_apart_however_they_come() -> None:
     parsers = Parsers()
     call = '{"name": "f", "arguments": {"a": "b<", "n": [1, 2]}}'
@@ -181,6 +182,7 @@ async def metrics(s: Any) -> str:
 
 
 @needs_parsers
+@pytest.mark.timeout(300)
 async def test_a_model_that_thinks_aloud_has_its_thoughts_told_apart(memory: Connect, tmp_path: Path) -> None:
     template = CHATML + "{% if enable_thinking is defined and enable_thinking is false %}<think></think>{% endif %}"
     byte_tokenizer().save(str(tmp_path / "tokenizer.json"))

@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from tests.cluster import Cluster
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(300)]
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}
 TOOLS: list[Any] = [{"name": "get_weather", "description": "Weather", "input_schema": SCHEMA}]
 HELLO: list[Any] = [{"role": "user", "content": "hello"}]

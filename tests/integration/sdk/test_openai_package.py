@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from tests.cluster import Cluster
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(300)]
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}
 TOOLS: list[Any] = [
     {"type": "function", "function": {"name": "get_weather", "description": "Weather", "parameters": SCHEMA}}
