@@ -69,7 +69,7 @@ def at_scale(copies: int, nodes: int) -> dict[str, Any]:
     gc.collect()
     before = rss_bytes()
     directory = Directory(DirectoryConfig(), incarnation=1, blind=True)
-    took_s, longest_s = _restart(directory, cluster)
+    took_s, cpu_s, longest_s = _restart(directory, cluster)
     held = directory.stats().copies
     opened = [_timed(directory, cluster, number, 0) for number in range(len(cluster.tails))]
     grown = rss_bytes() - before
@@ -80,6 +80,7 @@ def at_scale(copies: int, nodes: int) -> dict[str, Any]:
         "keys": directory.stats().blocks,
         "branches": len(opened),
         "restart_s": took_s,
+        "restart_cpu_s": cpu_s,
         "longest_work_ms": longest_s * 1e3,
         "memory_bytes": grown,
         "match_us_p50": quietest(matches, 0.5) * 1e6,
@@ -93,26 +94,27 @@ def _rounds(seconds: list[float]) -> list[list[float]]:
     return [seconds[at : at + ROUND] for at in range(0, len(seconds) - ROUND + 1, ROUND)] or [seconds]
 
 
-def _restart(directory: Directory, cluster: Cluster) -> tuple[float, float]:
-    """Bytes of all snapshots to a directory that sees; seconds of it, and of the longest helping of work."""
-    took = longest = 0.0
+def _restart(directory: Directory, cluster: Cluster) -> tuple[float, float, float]:
+    """Bytes of all snapshots to a directory that sees; seconds of it, CPU seconds of it, and those of the longest
+    helping of work, garbage collection included."""
+    took = cpu = longest = 0.0
     clock = time.perf_counter
     for node in range(cluster.nodes):
         directory.on_location(KvLocation(node=f"n{node}", incarnation=1, seq=9, changes=[]), 0.0)
         for data in list(cluster.parts(node)):
-            began = clock()
+            began, cpu_began = clock(), time.thread_time()
             directory.on_snapshot(SNAPSHOT_PART.decode(data), 0.0)
             while directory.has_work:
                 step = time.thread_time()
                 directory.work(1)
                 longest = max(longest, time.thread_time() - step)
-            took += clock() - began
-    began = clock()
+            took, cpu = took + clock() - began, cpu + time.thread_time() - cpu_began
+    began, cpu_began = clock(), time.thread_time()
     directory.see()
     while directory.has_work:
         directory.work(16)
     assert not directory.locations.unsynced()
-    return took + clock() - began, longest
+    return took + clock() - began, cpu + time.thread_time() - cpu_began, longest
 
 
 def _order(many: int, wanted: int) -> list[int]:
