@@ -130,12 +130,17 @@ class SimulatedDirectory:
         self._work(now)
 
     def _carry_out(self, effects: list[Effect], now: float) -> None:
+        said: dict[str, tuple[bool, bool, list[bytes]]] = {}
         for effect in effects:
             if isinstance(effect, ReferencesChanged):
                 if self._counted and effect.keys:
-                    self._cluster.refer(
-                        effect.node, _gather(effect.keys), referenced=effect.referenced, unreachable=effect.unreachable
-                    )
+                    before = said.get(effect.node)
+                    if before is not None and before[:2] == (effect.referenced, effect.unreachable):
+                        before[2].append(effect.keys)
+                        continue
+                    if before is not None:
+                        self._tell(effect.node, *before)
+                    said[effect.node] = effect.referenced, effect.unreachable, [effect.keys]
             elif isinstance(effect, ValuesChanged):
                 if self._counted:
                     self._cluster.value(effect.node, _gather(effect.keys), effect.value, referenced=effect.referenced)
@@ -144,6 +149,12 @@ class SimulatedDirectory:
                     node=effect.node, incarnation=1, seq=self._seq[effect.node], snapshot="0", changes=[]
                 )
                 self._carry_out(self.core.on_snapshot(empty, now), now)
+        for node, what in said.items():
+            self._tell(node, *what)
+
+    def _tell(self, node: str, referenced: bool, unreachable: bool, keys: list[bytes]) -> None:
+        """Tell a pool at once what was said of its copies in a row."""
+        self._cluster.refer(node, _gather(b"".join(keys)), referenced=referenced, unreachable=unreachable)
 
 
 def _one(key: int) -> int:

@@ -30,11 +30,10 @@ ROUTER = "router"
 class Held:
     """What a prefill leg keeps: pieces in host memory, and pieces and promised blocks on the device once it is in."""
 
-    __slots__ = ("device", "device_blocks", "host", "promised", "sent_at")
+    __slots__ = ("device_blocks", "host", "promised", "sent_at")
 
     def __init__(self) -> None:
         self.host: int | None = None
-        self.device: int | None = None
         self.device_blocks = 0
         self.promised = 0
         self.sent_at = 0.0
@@ -202,10 +201,16 @@ class Node:
         """Bring what peers are to supply; then pin what is here."""
         call = self.prefill_calls[effect.key.id]
         end = now
+        brought: list[tuple[int, int]] = []
         if self.traits.load is Load.WAITING:
             for source in effect.sources:
                 if source.node != self.name:
-                    end = max(end, self._bring(call, source.node, source.first, source.last, now))
+                    last, come = self._bring(call, source.node, source.first, source.last, now)
+                    end = max(end, come)
+                    if brought and brought[-1][1] == source.first:
+                        brought[-1] = brought[-1][0], last
+                    else:
+                        brought.append((source.first, last))
         else:
             self._plans[call.id] = effect.sources
 
@@ -213,6 +218,8 @@ class Node:
             if self.queue.table.pins.get(effect.fetch_id) != effect.key:
                 return
             call.fetch_s = at - now
+            for first, last in brought:
+                self.memory.write_host(call.keys, first, last, at)
             self._pin(call, effect, at)
             self.pump(at)
 
@@ -222,9 +229,6 @@ class Node:
             fetched(now)
 
     def _pin(self, call: Call, effect: fx.Fetch, now: float) -> None:
-        for source in effect.sources:
-            if source.node != self.name and self.traits.load is Load.WAITING:
-                self.memory.write_host(call.keys, source.first, min(source.last, self._limit(call)), now)
         _, blocks = self.memory.leading(call.keys, self._limit(call))
         held = self._held[call.id]
         self.memory.l2.unhold(held.host)
@@ -235,19 +239,17 @@ class Node:
         call.notes["queued"] = call.uncached_tokens
         self._perform(self.queue.fetched(effect.fetch_id, blocks), now)
 
-    def _bring(self, call: Call, name: str, first: int, last: int, now: float) -> float:
-        """When blocks [first, last) have come from a peer's host memory."""
+    def _bring(self, call: Call, name: str, first: int, last: int, now: float) -> tuple[int, float]:
+        """Which of blocks [first, last) a peer's host memory has, as the end of them, and when they have come."""
         peer = self.world.node(name)
         end = peer.memory.l2.reach(call.keys, first, min(last, self._limit(call)))
         if end <= first:
-            return now
-        slot = peer.memory.l2.hold(call.keys, end, now)
+            return first, now
+        peer.memory.l2.touch(call.keys, end, now)
         tokens = (end - first) * self.world.block_tokens
         done = send_between(peer.serves, self.fetches, tokens * self.world.hardware.kv_bytes_per_token, now)
-        done += self.world.hardware.latency_s
-        self.world.agenda.at(done, lambda _: peer.memory.l2.unhold(slot))
         call.fetched_tokens += tokens
-        return done
+        return end, done + self.world.hardware.latency_s
 
     def _release(self, effect: fx.Release, now: float) -> None:
         """The queue lets go of a pin; `_held` says whose."""
@@ -318,11 +320,14 @@ class Node:
             self.engine.prefill(item, now)
 
     def _hold_device(self, call: Call, held: Held, blocks: int, now: float) -> None:
-        """Hold so many leading blocks of the prompt on the device instead of what was held."""
-        memory = self.memory
-        memory.l1.unhold(held.device)
-        memory.held += blocks - held.device_blocks
-        held.device, held.device_blocks = memory.l1.hold(call.keys, blocks, now), blocks
+        """So many leading blocks of the prompt are in use on the device, instead of what was.
+
+        Used last, they are the last to go; the device's whole memory does not turn over while a prefill runs.
+        """
+        self.memory.held += blocks - held.device_blocks
+        held.device_blocks = blocks
+        if blocks:
+            self.memory.l1.touch(call.keys, blocks, now)
 
     def _prefilled(self, effect: fx.Prefilled, now: float) -> None:
         """The decode leg may start when the KV is here: the prefill node says when."""
@@ -386,7 +391,8 @@ class Node:
         for source in self._plans.pop(call.id, ()):
             start, last = max(first, source.first), min(source.last, self._limit(call))
             if source.node != self.name and start < last:
-                end = max(end, self._bring(call, source.node, start, last, now))
+                last, come = self._bring(call, source.node, start, last, now)
+                end = max(end, come)
                 self.memory.write_host(call.keys, start, last, now)
         if end > now:
             call.fetch_s = end - now

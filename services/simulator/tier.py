@@ -80,6 +80,12 @@ class Tier:
             self._order.touch([slot], now)
         return slot
 
+    def touch(self, keys: "array[int]", blocks: int, now: float) -> None:
+        """Block `blocks` - 1 of a context is used, and with it all before it."""
+        slot = self._slot(keys[blocks - 1]) if blocks else None
+        if slot is not None:
+            self._order.touch([slot], now)
+
     def unhold(self, slot: int | None) -> None:
         """Let go of what `hold` returned."""
         if slot is not None:
