@@ -1,4 +1,4 @@
-"""How long KV takes from one node's host memory to another's, as it was seen: tokens over a rate, plus a latency."""
+"""How fast KV goes from one node's host memory to another's, as it was seen; the latency is a setting."""
 
 from dataclasses import dataclass
 
@@ -7,6 +7,8 @@ import numpy as np
 from services.router.core.placement import FetchCost
 from services.router.core.roster import Floats
 
+LEAST_TOKENS = 1024
+"""A smaller fetch says nothing of the rate: its time is that of the messages around it."""
 _MEMORY = 0.9
 """What the sums of a pair keep at each new fetch: about the last ten count."""
 _LEAST = 2.5
@@ -17,29 +19,16 @@ _STUCK = 10.0
 
 @dataclass(slots=True)
 class _Pair:
-    """Decayed sums over fetches of x tokens that took y seconds."""
+    """Decayed sums over fetches."""
 
-    n: float = 0.0
-    x: float = 0.0
-    y: float = 0.0
-    xx: float = 0.0
-    xy: float = 0.0
+    count: float = 0.0
+    tokens: float = 0.0
+    seconds: float = 0.0
 
     def add(self, tokens: float, seconds: float) -> None:
-        self.n = self.n * _MEMORY + 1.0
-        self.x = self.x * _MEMORY + tokens
-        self.y = self.y * _MEMORY + seconds
-        self.xx = self.xx * _MEMORY + tokens * tokens
-        self.xy = self.xy * _MEMORY + tokens * seconds
-
-    def cost(self, default: FetchCost) -> FetchCost:
-        """Least squares; where all were of one size the latency is the default one."""
-        spread = self.xx - self.x * self.x / self.n
-        slope = (self.xy - self.x * self.y / self.n) / spread if spread > 1e-6 * self.xx else 0.0
-        if slope <= 0.0:
-            beyond_s = max(1e-9, self.y - self.n * default.latency_s)
-            return FetchCost(self.x / beyond_s, default.latency_s)
-        return FetchCost(1.0 / slope, max(0.0, (self.y - slope * self.x) / self.n))
+        self.count = self.count * _MEMORY + 1.0
+        self.tokens = self.tokens * _MEMORY + tokens
+        self.seconds = self.seconds * _MEMORY + seconds
 
 
 class FetchRates:
@@ -51,27 +40,29 @@ class FetchRates:
 
     def observe(self, source: str, node: str, tokens: int, seconds: float) -> None:
         """A fetch of `tokens` from `source` was there after `seconds`."""
-        if tokens <= 0 or seconds <= 0 or seconds > 1.0 + _STUCK * self.cost(source, node).seconds(tokens):
+        moving_s = seconds - self.default.latency_s
+        if tokens < LEAST_TOKENS or moving_s <= 0 or seconds > 1.0 + _STUCK * self.cost(source, node).seconds(tokens):
             return
-        self._pairs.setdefault(source, {}).setdefault(node, _Pair()).add(float(tokens), seconds)
+        self._pairs.setdefault(source, {}).setdefault(node, _Pair()).add(float(tokens), moving_s)
 
     def cost(self, source: str, node: str) -> FetchCost:
         """What a fetch from `source` to `node` costs."""
         pair = self._pairs.get(source, {}).get(node)
-        return self.default if pair is None or pair.n < _LEAST else pair.cost(self.default)
+        if pair is None or pair.count < _LEAST:
+            return self.default
+        return FetchCost(pair.tokens / pair.seconds, self.default.latency_s)
 
-    def row(self, source: str, index: dict[str, int]) -> tuple[Floats | float, Floats | float]:
+    def row(self, source: str, index: dict[str, int]) -> tuple[Floats | float, float]:
         """(tokens per second, latency) from `source` to every node of `index`."""
         known = self._pairs.get(source)
         if not known:
             return self.default.tokens_per_s, self.default.latency_s
-        rates, latencies = np.full(len(index), self.default.tokens_per_s), np.full(len(index), self.default.latency_s)
+        rates = np.full(len(index), self.default.tokens_per_s)
         for node in known:
             row = index.get(node)
             if row is not None:
-                cost = self.cost(source, node)
-                rates[row], latencies[row] = cost.tokens_per_s, cost.latency_s
-        return rates, latencies
+                rates[row] = self.cost(source, node).tokens_per_s
+        return rates, self.default.latency_s
 
     def forget(self, node: str) -> None:
         """A node that is new or came back: what was seen of it is old."""
@@ -81,7 +72,5 @@ class FetchRates:
 
     def check(self) -> None:
         for source, pairs in self._pairs.items():
-            for node, pair in pairs.items():
-                cost = pair.cost(self.default)
-                assert cost.tokens_per_s > 0, (source, node)
-                assert cost.latency_s >= 0, (source, node)
+            for node in pairs:
+                assert self.cost(source, node).tokens_per_s > 0, (source, node)
