@@ -120,6 +120,7 @@ async def test_events_by_http(memory: Connect, tmp_path: Path) -> None:
         listed = {branch["id"]: branch for branch in (await s.get("/v1/branches")).body["branches"]}
         assert (listed["a"]["state"], listed["c"]["parent"], listed["c"]["kind"]) == ("ended", "a", "fork")
         assert (await s.get("/v1/branches/none")).status == 404
+        assert (await s.get("/v1/branches/none", "DELETE")).error["code"] == "branch_not_found"
         for limit in ("x", "0", "9" * 5000):
             assert (await s.get(f"/v1/branches?limit={limit}")).status == 400
 
