@@ -7,6 +7,7 @@ peak demand of active branches. Simulated: no engine, no network; the same core 
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections import Counter
@@ -19,8 +20,8 @@ from bench.lineage_pool import Claims, Pool
 from schemas.directory import MatchReply
 from services.cli.replay.trace import Trace, read_trace
 
-CORPUS = Path("../shared/traces/cc_weka042026.btrace.jsonl.gz")
-SMOKE = Path("data/traces/cc_smoke.btrace.jsonl.gz")
+TRACES = Path(__file__).parents[1] / "data" / "traces"
+CORPUS, SMOKE = "cc_weka042026.btrace.jsonl.gz", "cc_smoke.btrace.jsonl.gz"
 LEASE_S = 1800.0
 TICK_S = 10.0
 POLICIES = ("signals", "inferred", "lru")
@@ -104,7 +105,6 @@ def agreement(trace: Trace, agents: int) -> tuple[dict[str, list[int]], Judge]:
         else:
             judge.compare(request, told.arrives(request, now))
     told.tick(now + 2 * LEASE_S)
-    told.core.check()
     return judge.settle(told), judge
 
 
@@ -140,8 +140,6 @@ def play(trace: Trace, agents: int, policy: str, share: float, demand: tuple[int
         gone = pool.evict()
         for directory in told:
             directory.evicted(gone, now)
-    for directory in told:
-        directory.core.check()
     outcome.evicted_blocks, outcome.evicted_referenced_blocks = pool.evicted, pool.evicted_referenced
     outcome.read_again = pool.read_again if told else 0
     outcome.seconds = time.process_time() - start
@@ -152,14 +150,15 @@ def options_of(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.lineage")
     parser.add_argument("--quick", action="store_true", help="the ten agents of the smoke trace, five at a time")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--trace", type=Path, default=None)
+    parser.add_argument("--trace", type=Path, help=f"default: {CORPUS} in EI_TRACES or data/traces (see its README)")
     parser.add_argument("--agents", type=int, default=None, help="agents at a time (90)")
     parser.add_argument(
         "--plays", type=int, default=None, help="so many agents of the trace for the runs with a memory"
     )
     parser.add_argument("--shares", default="1.16", help="memory over the peak demand of active branches")
     found = parser.parse_args(arguments)
-    found.trace = found.trace or (SMOKE if found.quick else CORPUS)
+    corpus = Path(os.environ.get("EI_TRACES", TRACES)) / CORPUS
+    found.trace = found.trace or (TRACES / SMOKE if found.quick else corpus)
     found.agents = found.agents or (5 if found.quick else 90)
     found.shares = [float(text) for text in found.shares.split(",")]
     return found
