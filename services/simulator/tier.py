@@ -9,6 +9,8 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+import numpy as np
+
 from schemas.kv import keys_of
 from services.kvpool.core.eviction import REFERENCED, UNREACHABLE, EvictionOrder
 
@@ -287,12 +289,9 @@ def _common(keys: "array[int]", at: int, most: int) -> int:
 
 def _runs(packed: bytes) -> Iterator[tuple[int, int]]:
     """(first key, how many) of each run of consecutive keys."""
-    keys: list[int] = keys_of(packed).tolist()
-    if keys and keys[-1] - keys[0] == len(keys) - 1:
-        yield keys[0], len(keys)
+    keys = keys_of(packed)
+    if not len(keys):
         return
-    start = 0
-    for i in range(1, len(keys) + 1):
-        if i == len(keys) or keys[i] != keys[i - 1] + 1:
-            yield keys[start], i - start
-            start = i
+    starts: list[int] = [0, *(np.flatnonzero(keys[1:] != keys[:-1] + np.uint64(1)) + 1).tolist()]
+    for start, end in zip(starts, [*starts[1:], len(keys)], strict=True):
+        yield int(keys[start]), end - start

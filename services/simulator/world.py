@@ -155,11 +155,11 @@ class World:
                 high = middle - 1
         return low
 
-    def _produce(self, keys: Iterable[int]) -> None:
+    def _produce(self, keys: "array[int]") -> None:
         produced = self._produced
+        if keys and max(keys) >= len(produced):
+            produced.extend(bytes(max(keys) + (1 << 20) - len(produced)))
         for key in keys:
-            if key >= len(produced):
-                produced.extend(bytes(key + (1 << 20)))
             produced[key] = 1
 
     def _do(self, actions: Iterable[Action], now: float) -> None:
