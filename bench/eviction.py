@@ -43,6 +43,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the JSON line there too")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="write a plot there (extra: plots)")
     parser.add_argument("--keep", type=Path, metavar="FILE", help="finished rows are kept there and not repeated")
+    parser.add_argument("--kept-only", action="store_true", help="report what --keep has, replay nothing")
     parser.add_argument("--traces", type=Path, metavar="FOLDER")
     parser.add_argument("--sets", default=",".join(name for name in SCORED_S if name != SMOKE))
     parser.add_argument("--policies", default=",".join(POLICIES))
@@ -63,8 +64,9 @@ def main() -> None:
     policies = chosen.policies.split(",")
     capacities = [float(capacity) for capacity in chosen.capacities.split(",")]
     kept = Kept(chosen.keep)
-    rows: list[Row] = []
-    sets = [(name, find(name.removesuffix(RECORDED), chosen.traces)) for name in chosen.sets.split(",")]
+    rows: list[Row] = kept.rows() if chosen.kept_only else []
+    names = [] if chosen.kept_only else chosen.sets.split(",")
+    sets = [(name, find(name.removesuffix(RECORDED), chosen.traces)) for name in names]
     for name, path in sets:
         setting = Setting(
             trace=name,
@@ -88,7 +90,7 @@ def main() -> None:
         "tokens_per_block": chosen.tokens_per_block,
         "service_s": chosen.service,
         "longest_wait_s": chosen.longest_wait,
-        "scored_s": {name: SCORED_S[name] for name, _ in sets},
+        "scored_s": {name: SCORED_S[name] for name in dict.fromkeys(row["trace"] for row in rows)},
         "half": chosen.half,
         "quick": chosen.quick,
     }

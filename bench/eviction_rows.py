@@ -38,6 +38,10 @@ class Kept:
                     entry["row"]
                 )
 
+    def rows(self) -> list[Row]:
+        """All finished rows."""
+        return [row for row in self._rows.values() if row["capacity"] is not None]
+
     def get(self, setting: Setting, policy: str, capacity: float | None, make: Callable[[], Row]) -> Row:
         """The row, made if it is not here yet."""
         name = _name(setting, policy, capacity)

@@ -108,6 +108,7 @@ def test_a_row_that_is_kept_is_not_made_again(tmp_path: Path) -> None:
     setting = Setting("t", 1, 64, 1.0, float("inf"), 0.0, 1.0, "")
     row = Kept(tmp_path / "kept").get(setting, "lru", 0.5, lambda: {"lost": 0.25})
     again = Kept(tmp_path / "kept")
+    assert again.rows() == [row]
     assert again.get(setting, "lru", 0.5, dict) == row == {"trace": "t", "capacity": 0.5, "policy": "lru", "lost": 0.25}
     assert again.get(setting._replace(agents=2), "lru", 0.5, lambda: {"lost": 0.5})["lost"] == 0.5
 
