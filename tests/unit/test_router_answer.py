@@ -10,6 +10,7 @@ import pytest
 from schemas.block_key import token_bytes
 from services.router.api.answer import AnswerResponse, Job, Patience
 from services.router.api.openai_response import ChatShape, CompletionShape, Head
+from services.router.api.reader import PlainReader
 from services.router.calls import Call
 from services.router.core.answer import Answer
 from services.router.core.effects import End, Outcome, Placed, Record
@@ -85,8 +86,9 @@ class Client:
 
 
 def job(call: Call, *, stream: bool = True, stops: tuple[str, ...] = (), chat: bool = False, **more: Any) -> Job:
-    shape = ChatShape(HEAD) if chat else CompletionShape(HEAD)
-    return Job(call, shape, TextStream(LIBRARY, stops), stream=stream, request_id="mine", **more)
+    shape = ChatShape(HEAD, include_usage=True) if chat else CompletionShape(HEAD)
+    reader = PlainReader(TextStream(LIBRARY, stops), frozenset())
+    return Job(call, shape, reader, stream=stream, request_id="mine", **more)
 
 
 async def answer(job: Job, client: Client, control: Control, idle_s: float = 5.0) -> None:
@@ -190,7 +192,7 @@ async def test_usage_is_what_happened(stream: bool) -> None:
     call, client = Call("r"), Client()
     call.push([104, 105])
     call.ended(End(record()))
-    await answer(job(call, stream=stream, include_usage=True, chat=True), client, Control())
+    await answer(job(call, stream=stream, chat=True), client, Control())
     text = b"".join(client.bodies).decode()
     assert '"prompt_tokens_details":{"cached_tokens":36}' in text
     assert '"total_tokens":42' in text
