@@ -223,7 +223,7 @@ class Tier:
 
     def refer(self, packed: bytes, *, referenced: bool, unreachable: bool) -> None:
         """The directory's word on copies here. A piece is referenced while any block of it is, unreachable when all."""
-        marks: dict[int, list[int]] = {}
+        marks: dict[int, int] = {}
         for key, blocks in _runs(packed):
             end = key + blocks
             while key < end:
@@ -234,10 +234,13 @@ class Tier:
                 at = key - self._first[slot]
                 stop = min(end, self._first[slot] + self._blocks[slot])
                 bits = self._mark(slot, ((1 << stop - key) - 1) << at, referenced=referenced, unreachable=unreachable)
-                if bits != self._order.flags[slot] & _SAID:
-                    marks.setdefault(bits, []).append(slot)
+                marks[slot] = bits
                 key = stop
-        for bits, slots in marks.items():
+        flags, by_bits = self._order.flags, dict[int, list[int]]()
+        for slot, bits in marks.items():
+            if bits != flags[slot] & _SAID:
+                by_bits.setdefault(bits, []).append(slot)
+        for bits, slots in by_bits.items():
             self._order.mark(slots, bits)
 
     def value(self, packed: bytes, value: int, *, referenced: bool) -> None:
