@@ -96,7 +96,7 @@ def _candidate(found: Candidate) -> RouteCandidate:
     return RouteCandidate(
         node=found.node,
         wait_s=found.remaining_s + found.queue_s,
-        service_s=found.service_s,
+        service_s=found.service_s + found.rest_s,
         fetch_s=found.fetch_s,
         duplicate_s=found.duplicate_s,
         ttft_s=found.ttft_s,
