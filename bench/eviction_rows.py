@@ -118,7 +118,7 @@ def table(rows: list[Row], policies: list[str]) -> str:
     """Lost reuse in percent: a line per trace and capacity."""
     lines = [f"{'lost reuse %':30}" + "".join(f"{policy:>16}" for policy in policies)]
     for trace in dict.fromkeys(row["trace"] for row in rows):
-        for capacity in dict.fromkeys(row["capacity"] for row in rows if row["trace"] == trace):
+        for capacity in sorted({row["capacity"] for row in rows if row["trace"] == trace}):
             found = {r["policy"]: r["lost"] for r in rows if (r["trace"], r["capacity"]) == (trace, capacity)}
             cells = "".join(f"{100 * found[p]:16.3f}" if p in found else f"{'':16}" for p in policies)
             lines.append(f"{trace:24}{100 * capacity:4.0f} %" + cells)
