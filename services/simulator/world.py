@@ -10,6 +10,7 @@ from services.engine.core.timing import PrefillTerms
 from services.simulator.call import Call
 from services.simulator.clock import Agenda
 from services.simulator.hardware import Hardware
+from services.simulator.migration import migrate
 from services.simulator.node import Node
 from services.simulator.system import (
     Action,
@@ -169,7 +170,8 @@ class World:
             elif isinstance(action, Withdraw):
                 self._withdraw(action.call, now)
             elif isinstance(action, Migrate):
-                self._nodes[action.node].invite(action.call, now)
+                source = self.node(action.call.decode_node)
+                migrate(self.agenda, action.call, source, self._nodes[action.node], now)
         self._move([action for action in actions if isinstance(action, Move)], now)
         self._plan_wake(now)
 
