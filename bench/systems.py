@@ -79,7 +79,7 @@ CASES = (
         90,
         "6P3D",
         {"throughput_rps": 1.72, "lost_reuse_pct": 55.5, "switches": 34},
-        "reported: 65 % below 4.9 req/s, ends at 8P1D; switches of a longer run",
+        "reported: 65 % below 4.9 req/s, ends at 8P1D",
     ),
     Case("sticky", 90, "4P5D", {"ttft_p95_s": 34.0, "e2e_mean_s": 16.0}, UNKNOWN_SPLIT),
     Case("dynamo-kv-router-fixed", 90, "4P5D", {"ttft_p95_s": 65.0, "e2e_mean_s": 34.0}, UNKNOWN_SPLIT),
