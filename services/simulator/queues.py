@@ -8,6 +8,8 @@ from services.simulator.system import Traits
 
 NEVER_S = 1e9
 SWEEP_S = 60.0
+RETRY_S = 0.1
+"""How often a prefill node asks a full decode node again: the product asks sooner, each ask is an event here."""
 
 
 def queue_of(name: str, phase: Phase | None, hardware: Hardware, block_tokens: int, traits: Traits) -> Queueing:
@@ -23,6 +25,8 @@ def queue_of(name: str, phase: Phase | None, hardware: Hardware, block_tokens: i
         max_waiting=1 << 30,
         router_timeout_s=NEVER_S,
         node_timeout_s=NEVER_S,
+        retry_s=RETRY_S,
+        longest_retry_s=2 * RETRY_S,
         sweep_s=SWEEP_S,
         order_weight=traits.order_weight,
     )
