@@ -3,7 +3,7 @@
 import asyncio
 from pathlib import Path
 
-from schemas.block_key import full_blocks, token_bytes
+from schemas.block_key import block_digests, full_blocks, token_bytes
 from schemas.codec import encode
 from schemas.phase import Phase
 from schemas.serve import (
@@ -18,10 +18,19 @@ from schemas.serve import (
 )
 from services.bus import Delivery
 from services.engine.core.timing import Coefficients
-from tests.engine_cluster import ROUTER, Connect, S, cluster, prompt_of, timed, until
+from tests.engine_cluster import ROUTER, Cluster, Connect, S, cluster, prompt_of, timed, until
 
 A, B, C = "node-0", "node-1", "node-2"
 BLOCK = 4
+
+
+def written(c: Cluster, source: FetchSource, prompt: list[int]) -> bool:
+    """Whether the pool of this node has all blocks that it is said to have."""
+    pool = c.engines[source.node].engine._pool
+    assert pool is not None
+    assert pool.reader is not None
+    digests = block_digests(token_bytes(prompt), BLOCK)[source.first : source.last]
+    return len(pool.reader.lookup(b"".join(digests))) == len(digests)
 
 
 async def test_the_next_turn_reuses_prompt_and_answer_from_two_nodes(connect: Connect, tmp_path: Path) -> None:
@@ -35,6 +44,8 @@ async def test_the_next_turn_reuses_prompt_and_answer_from_two_nodes(connect: Co
         prompt = first + answer + prompt_of(2, 5)
         have, all_blocks = full_blocks(len(first), BLOCK), full_blocks(len(first) + len(answer) - 1, BLOCK)
         sources = [FetchSource(node=A, first=0, last=have), FetchSource(node=B, first=have, last=all_blocks)]
+        for source in sources:
+            await until(lambda s=source: written(c, s, prompt))
         await c.router.place("two", C, B, prompt, 4, fetch=sources)
         assert await c.router.answer("two")
         await c.router.prefill("two").ended.wait()
