@@ -9,6 +9,8 @@ _WAITING = (None, RequestState.QUEUED, RequestState.FETCHING, RequestState.READY
 PREFILL_SILENCE_S = 5.0
 DECODE_SILENCE_S = 2.0
 """A leg without news for this long is asked for: its last message may be lost. Liveness is the heartbeat's business."""
+MISSED_S = PREFILL_SILENCE_S + 1.0
+"""A decode leg that still waits so long after the hand-off, asked for meanwhile, is not the one that was handed to."""
 
 
 @dataclass(slots=True)
@@ -34,6 +36,10 @@ class Leg:
     def waiting(self) -> bool:
         """Still in its node's own queue: the decode node may be changed."""
         return self.open and self.state in _WAITING
+
+    def missed(self, prefill: "Leg", now: float) -> bool:
+        """Whether the prefill leg has handed off to another decode leg than this: word of the move came too late."""
+        return self.waiting and prefill.finish is Finish.HANDED_OFF and now - prefill.ended_at > MISSED_S
 
     def silent(self, now: float) -> bool:
         limit = DECODE_SILENCE_S if self.state is RequestState.DECODING else PREFILL_SILENCE_S

@@ -231,6 +231,8 @@ class Request:
         decode = self.legs.get(Phase.DECODE)
         if decode is not None and decode.finish is Finish.CANCELLED and now - decode.ended_at > FINISH_GRACE_S:
             return self._leg_failed(decode, f"{decode.node} cancelled it", now)
+        if decode is not None and decode.missed(self.legs[Phase.PREFILL], now):
+            return self._leg_failed(decode, f"{decode.node} was handed nothing", now)
         if self.ended or now - self._asked_at < FINISH_GRACE_S:
             return effects
         silent = [
@@ -311,8 +313,8 @@ class Request:
         prefill = self.legs[Phase.PREFILL]
         if leg.phase is Phase.DECODE and prefill.waiting:
             self.failures += counts
-            leg.finish, self.changed = Finish.ERROR, True
             if self.failures < MAX_FAILURES:
+                leg.finish, self.changed = Finish.ERROR, True
                 return [CancelLeg(self.id, self.attempt, leg.node, leg.phase), PlaceDecode(self.id)]
             counts = False
         return self._again(leg.node, why, now, counts=counts)
