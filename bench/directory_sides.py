@@ -118,7 +118,7 @@ def main() -> None:
     if side == "ours":
         from bench.directory_ours import Ours as Side
     else:
-        from bench.directory_peer import Peer as Side  # type: ignore[assignment]
+        from bench.directory_peer import Peer as Side  # type: ignore[assignment]  # the same methods
     hands = Hands(lambda: Side(int(nodes)), shape, int(blocks), int(nodes))
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:

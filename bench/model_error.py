@@ -82,7 +82,7 @@ def _below(fits: Sequence[tuple[float, Errors]]) -> float | None:
 def sglang(seconds: float) -> dict[str, Any]:
     """SGLang on the CPU; raises with how to install it where it is missing."""
     try:
-        import sglang as _  # type: ignore[import-not-found,unused-ignore]  # noqa: F401
+        import sglang as _  # type: ignore[import-not-found,unused-ignore]  # noqa: F401 - only whether
     except ImportError as error:
         raise SystemExit("SGLang is missing: pip install '.[engine]' (or --without-sglang)") from error
     from bench.model_error_sglang import measure

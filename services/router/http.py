@@ -86,7 +86,7 @@ def guarded(service: "RouterService", handler: Handler) -> Callable[[Request], A
             return error_response(error.failure, request.headers.get("x-request-id"), _shape_of(request))
         except ClientDisconnect:
             return Response(status_code=_CLIENT_GONE)
-        except Exception as error:
+        except Exception as error:  # a call that fails ends with 500 and a log line, never the process
             service.metrics.refused.labels(INTERNAL_FAILURE.status).inc()
             service.app.log.error("call_failed", path=request.url.path, exc_info=error)
             return error_response(INTERNAL_FAILURE, request.headers.get("x-request-id"), _shape_of(request))

@@ -83,7 +83,7 @@ class Node:
 @asynccontextmanager
 async def planner(bus: Bus, **settings: float) -> AsyncIterator[None]:
     stop, started = asyncio.Event(), asyncio.Event()
-    chosen = PlannerServiceSettings(settle_s=0.05, debug_checks=True, **settings)  # type: ignore[arg-type]
+    chosen = PlannerServiceSettings(settle_s=0.05, debug_checks=True, **settings)  # type: ignore[arg-type]  # all floats
     running = asyncio.create_task(serve(PlannerService, chosen, stop=stop, bus=bus, started=lambda _: started.set()))
     await asyncio.wait({running, asyncio.ensure_future(started.wait())}, return_when=asyncio.FIRST_COMPLETED)
     try:

@@ -202,7 +202,7 @@ async def test_limit_of_open_requests(memory: Connect) -> None:
     async with small(memory, max_open_requests=1) as s:
         spec = s.router.core.limits
         assert spec.max_open_requests == 1
-        s.router.core.requests["held"] = object()  # type: ignore[assignment]
+        s.router.core.requests["held"] = object()  # type: ignore[assignment]  # only counted
         reply = await s.post(PLAIN, plain())
         del s.router.core.requests["held"]
         assert (reply.status, reply.error["code"]) == (429, "too_many_requests")

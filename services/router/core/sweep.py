@@ -86,7 +86,7 @@ class Sweep(Sequence[Candidate]):
     def __len__(self) -> int:
         return len(self._rows)
 
-    def __getitem__(self, at: int) -> Candidate:  # type: ignore[override]
+    def __getitem__(self, at: int) -> Candidate:  # type: ignore[override]  # never sliced
         return self._candidate(int(self._rows[at]))
 
     def __iter__(self) -> Iterator[Candidate]:

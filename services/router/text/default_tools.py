@@ -31,7 +31,7 @@ def in_plain_messages(messages: Sequence[Message], tools: Sequence[Mapping[str, 
 
 def _introduced(messages: list[Message], text: str) -> list[Message]:
     if messages and messages[0]["role"] == "system":
-        first = messages[0] | {"content": f"{messages[0]['content']}\n\n{text}".lstrip()}  # type: ignore[operator]
+        first = messages[0] | {"content": f"{messages[0]['content']}\n\n{text}".lstrip()}  # type: ignore[operator]  # a dict of str
         return [first, *messages[1:]]
     return [{"role": "system", "content": text}, *messages]
 
