@@ -17,11 +17,13 @@ from services.directory.core.effects import Effect, NeedSnapshot, ReferencesChan
 from services.simulator.call import Call
 from services.simulator.system import Cluster
 from services.simulator.telemetry import command_of, hello_of
+from services.simulator.tier import KeyRun
 
 TICK_S = 1.0
 WORK_STEPS = 64
 _FOREVER_S = 1e12
 _SPREAD = 0x9E3779B97F4A7C15
+_SPREAD_KEY = np.uint64(_SPREAD)
 _WORD = 1 << 64
 _GATHER = pow(_SPREAD, -1, _WORD)
 _KINDS = {"fork": BranchKind.FORK, "subagent": BranchKind.SUBAGENT}
@@ -130,20 +132,20 @@ class SimulatedDirectory:
         self._work(now)
 
     def _carry_out(self, effects: list[Effect], now: float) -> None:
-        said: dict[str, tuple[bool, bool, list[bytes]]] = {}
+        said: dict[str, tuple[bool, bool, list[KeyRun]]] = {}
         for effect in effects:
             if isinstance(effect, ReferencesChanged):
                 if self._counted and effect.keys:
                     before = said.get(effect.node)
                     if before is not None and before[:2] == (effect.referenced, effect.unreachable):
-                        before[2].append(effect.keys)
+                        before[2].extend(_runs(effect.keys))
                         continue
                     if before is not None:
                         self._tell(effect.node, *before)
-                    said[effect.node] = effect.referenced, effect.unreachable, [effect.keys]
+                    said[effect.node] = effect.referenced, effect.unreachable, _runs(effect.keys)
             elif isinstance(effect, ValuesChanged):
                 if self._counted:
-                    self._cluster.value(effect.node, _gather(effect.keys), effect.value, referenced=effect.referenced)
+                    self._cluster.value(effect.node, _runs(effect.keys), effect.value, referenced=effect.referenced)
             elif isinstance(effect, NeedSnapshot):
                 empty = SnapshotPart(
                     node=effect.node, incarnation=1, seq=self._seq[effect.node], snapshot="0", changes=[]
@@ -152,9 +154,9 @@ class SimulatedDirectory:
         for node, what in said.items():
             self._tell(node, *what)
 
-    def _tell(self, node: str, referenced: bool, unreachable: bool, keys: list[bytes]) -> None:
+    def _tell(self, node: str, referenced: bool, unreachable: bool, runs: list[KeyRun]) -> None:
         """Tell a pool at once what was said of its copies in a row."""
-        self._cluster.refer(node, _gather(b"".join(keys)), referenced=referenced, unreachable=unreachable)
+        self._cluster.refer(node, runs, referenced=referenced, unreachable=unreachable)
 
 
 def _one(key: int) -> int:
@@ -162,11 +164,19 @@ def _one(key: int) -> int:
 
 
 def _spread(keys: "array[int]") -> bytes:
-    return (np.frombuffer(keys, np.uint64) * np.uint64(_SPREAD)).tobytes()
+    return (np.frombuffer(keys, np.uint64) * _SPREAD_KEY).tobytes()
 
 
-def _gather(packed: bytes) -> bytes:
-    return (np.frombuffer(packed, np.uint64) * np.uint64(_GATHER)).tobytes()
+def _runs(packed: bytes) -> list[KeyRun]:
+    """The nodes' own keys behind packed ones, as runs of consecutive ones."""
+    keys = np.frombuffer(packed, np.uint64)
+    count = len(keys)
+    ends = [count] if count == 1 else [*((keys[1:] - keys[:-1] != _SPREAD_KEY).nonzero()[0] + 1).tolist(), count]
+    start, runs = 0, list[KeyRun]()
+    for end in ends:
+        runs.append((int(keys[start]) * _GATHER % _WORD, end - start))
+        start = end
+    return runs
 
 
 def _change(type_: ChangeType, tier: str, parent: int | None, keys: "array[int]") -> LocationChange:

@@ -17,6 +17,7 @@ from schemas.serve import FetchSource
 from services.engine.core.timing import Coefficients, PrefillTerms
 from services.simulator.call import Call
 from services.simulator.hardware import Hardware
+from services.simulator.tier import KeyRun
 
 
 class Load(StrEnum):
@@ -126,11 +127,11 @@ class Cluster(Protocol):
 
     def draw(self) -> float: ...
 
-    def refer(self, node: str, keys: bytes, *, referenced: bool, unreachable: bool) -> None:
-        """Mark copies in a node's host memory (packed keys) for eviction, as a directory says."""
+    def refer(self, node: str, runs: Sequence[KeyRun], *, referenced: bool, unreachable: bool) -> None:
+        """Mark copies in a node's host memory for eviction, as a directory says."""
         ...
 
-    def value(self, node: str, keys: bytes, value: int, *, referenced: bool) -> None:
+    def value(self, node: str, runs: Sequence[KeyRun], value: int, *, referenced: bool) -> None:
         """What copies in a node's host memory are worth while they are referenced, or are not."""
         ...
 

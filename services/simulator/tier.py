@@ -6,12 +6,9 @@ A piece is a run of at most `PIECE_BLOCKS` blocks with consecutive keys that was
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
-from schemas.kv import keys_of
 from services.kvpool.core.eviction import REFERENCED, UNREACHABLE, EvictionOrder
 
 PIECE_BLOCKS = 128
@@ -19,6 +16,9 @@ MEAN_BLOCKS = 6
 """There are slots for pieces of this size on average; with smaller ones a tier is full before its capacity."""
 _SAID = REFERENCED | UNREACHABLE
 _SPREAD = PIECE_BLOCKS.bit_length() - 1
+_NOTHING: list[int] = []
+KeyRun = tuple[int, int]
+"""The first of some consecutive keys, and how many they are."""
 
 
 class Gone(NamedTuple):
@@ -41,7 +41,7 @@ class Tier:
         self._order = EvictionOrder(self._slots)
         self._free = list(range(self._slots - 1, -1, -1))
         self._first: list[int] = [0] * self._slots
-        self._blocks: list[int] = [0] * self._slots
+        self._end: list[int] = [0] * self._slots
         self._parent_key: list[int | None] = [None] * self._slots
         self._referenced: list[int] = [0] * self._slots
         self._unreachable: list[int] = [0] * self._slots
@@ -52,7 +52,10 @@ class Tier:
     # reading
 
     def reach(self, keys: "array[int]", first: int, last: int) -> int:
-        """How far blocks [first, last) of a context are here without a gap: the end of the run from `first` on."""
+        """How far blocks [first, last) of a context are here without a gap: the end of the run from `first` on.
+
+        Pieces go suffix first: a block whose piece joins `first` is here with all between.
+        """
         if first >= last or not self._joins(keys[first], first):
             return min(first, last)
         if self._joins(keys[last - 1], first):
@@ -67,9 +70,11 @@ class Tier:
         return low
 
     def _joins(self, key: int, first: int) -> bool:
-        """Whether the block is here, and all before it back to block number `first`: pieces go suffix first."""
-        slot = self._slot(key)
-        return slot is not None and self._top[slot] <= first
+        """Whether the block is here, and all before it back to block number `first`."""
+        for slot in self._at.get(key >> _SPREAD, _NOTHING):
+            if self._first[slot] <= key < self._end[slot]:
+                return self._top[slot] <= first
+        return False
 
     def hold(self, keys: "array[int]", blocks: int, now: float) -> int | None:
         """Keep a context in place as far back as it is here from block `blocks` - 1; counts as a use.
@@ -94,8 +99,8 @@ class Tier:
             self._order.unhold([slot])
 
     def _slot(self, key: int) -> int | None:
-        for slot in self._at.get(key >> _SPREAD, ()):
-            if 0 <= key - self._first[slot] < self._blocks[slot]:
+        for slot in self._at.get(key >> _SPREAD, _NOTHING):
+            if self._first[slot] <= key < self._end[slot]:
                 return slot
         return None
 
@@ -147,8 +152,8 @@ class Tier:
         """The end of the next piece to write: consecutive keys that are not here."""
         key, most = keys[at], min(last - at, PIECE_BLOCKS)
         length = most if keys[at + most - 1] == key + most - 1 else _common(keys, at, most)
-        for bucket in {key >> _SPREAD, (key + length - 1) >> _SPREAD}:
-            for slot in self._at.get(bucket, ()):
+        for bucket in _buckets(key, length):
+            for slot in self._at.get(bucket, _NOTHING):
                 if key < self._first[slot] < key + length:
                     length = self._first[slot] - key
         return at + length
@@ -166,16 +171,16 @@ class Tier:
         slot = self._free.pop()
         before = keys[at - 1] if at else None
         first, blocks = keys[at], end - at
-        self._first[slot], self._blocks[slot], self._parent_key[slot] = first, blocks, before
+        self._first[slot], self._end[slot], self._parent_key[slot] = first, first + blocks, before
         self._referenced[slot] = self._unreachable[slot] = 0
-        for bucket in {first >> _SPREAD, (first + blocks - 1) >> _SPREAD}:
+        for bucket in _buckets(first, blocks):
             self._at.setdefault(bucket, []).append(slot)
         self.used_blocks += blocks
         self._order.add(slot, parent, end, now)
         self._top[slot] = at if parent is None else self._top[parent]
         if parent is None and before is not None:
             self._orphans.setdefault(before, []).append(slot)
-        if self._orphans:
+        if not self._orphans.keys().isdisjoint(range(first, first + blocks)):
             for key in range(first, first + blocks):
                 for child in self._orphans.pop(key, ()):
                     self._order.attach(child, slot)
@@ -195,7 +200,8 @@ class Tier:
                 link = order.next_sibling[link - 1]
 
     def _take(self, slot: int) -> None:
-        first, blocks, before = self._first[slot], self._blocks[slot], self._parent_key[slot]
+        first, before = self._first[slot], self._parent_key[slot]
+        blocks = self._end[slot] - first
         depth = self._order.depth[slot]
         for child in self._order.remove(slot):
             key = self._parent_key[child]
@@ -208,7 +214,7 @@ class Tier:
                 waiting.remove(slot)
                 if not waiting:
                     del self._orphans[before]
-        for bucket in {first >> _SPREAD, (first + blocks - 1) >> _SPREAD}:
+        for bucket in _buckets(first, blocks):
             here = self._at[bucket]
             here.remove(slot)
             if not here:
@@ -221,21 +227,19 @@ class Tier:
 
     # what the directory says
 
-    def refer(self, packed: bytes, *, referenced: bool, unreachable: bool) -> None:
+    def refer(self, runs: Sequence[KeyRun], *, referenced: bool, unreachable: bool) -> None:
         """The directory's word on copies here. A piece is referenced while any block of it is, unreachable when all."""
         marks: dict[int, int] = {}
-        for key, blocks in _runs(packed):
-            end = key + blocks
-            while key < end:
-                slot = self._slot(key)
-                if slot is None:
-                    key += 1
-                    continue
-                at = key - self._first[slot]
-                stop = min(end, self._first[slot] + self._blocks[slot])
-                bits = self._mark(slot, ((1 << stop - key) - 1) << at, referenced=referenced, unreachable=unreachable)
-                marks[slot] = bits
-                key = stop
+        for slot, first, last in self._pieces(runs):
+            blocks = (1 << last) - (1 << first)
+            before = self._referenced[slot]
+            after = before | blocks if referenced else before & ~blocks
+            lost = self._unreachable[slot] | blocks if unreachable else self._unreachable[slot] & ~blocks
+            self._referenced[slot], self._unreachable[slot] = after, lost
+            if after != before:
+                self.referenced_blocks += after.bit_count() - before.bit_count()
+            whole = (1 << self._end[slot] - self._first[slot]) - 1
+            marks[slot] = (REFERENCED if after else 0) | (UNREACHABLE if lost == whole else 0)
         flags, by_bits = self._order.flags, dict[int, list[int]]()
         for slot, bits in marks.items():
             if bits != flags[slot] & _SAID:
@@ -243,29 +247,26 @@ class Tier:
         for bits, slots in by_bits.items():
             self._order.mark(slots, bits)
 
-    def value(self, packed: bytes, value: int, *, referenced: bool) -> None:
+    def value(self, runs: Sequence[KeyRun], value: int, *, referenced: bool) -> None:
         """What copies here are worth while they are referenced, or are not; a piece has the last word on any block."""
-        slots: dict[int, None] = {}
-        for key, blocks in _runs(packed):
+        slots = list({slot: None for slot, _, _ in self._pieces(runs)})
+        if slots:
+            self._order.value(slots, value, referenced=referenced)
+
+    def _pieces(self, runs: Sequence[KeyRun]) -> list[tuple[int, int, int]]:
+        """Which pieces these keys lie in, and from which block of a piece to which."""
+        found: list[tuple[int, int, int]] = []
+        for key, blocks in runs:
             end = key + blocks
             while key < end:
                 slot = self._slot(key)
                 if slot is None:
                     key += 1
                     continue
-                slots[slot] = None
-                key = self._first[slot] + self._blocks[slot]
-        if slots:
-            self._order.value(list(slots), value, referenced=referenced)
-
-    def _mark(self, slot: int, blocks: int, *, referenced: bool, unreachable: bool) -> int:
-        before = self._referenced[slot]
-        after = before | blocks if referenced else before & ~blocks
-        lost = self._unreachable[slot] | blocks if unreachable else self._unreachable[slot] & ~blocks
-        self._referenced[slot], self._unreachable[slot] = after, lost
-        self.referenced_blocks += after.bit_count() - before.bit_count()
-        whole = (1 << self._blocks[slot]) - 1
-        return (REFERENCED if after else 0) | (UNREACHABLE if lost == whole else 0)
+                first, stop = self._first[slot], min(end, self._end[slot])
+                found.append((slot, key - first, stop - first))
+                key = stop
+        return found
 
     def check(self) -> None:
         """Sizes, holds and places agree with the order's."""
@@ -273,28 +274,24 @@ class Tier:
         order.check()
         live = [slot for slot in range(self._slots) if order.present[slot]]
         assert len(live) + len(self._free) == self._slots
-        assert self.used_blocks == sum(self._blocks[slot] for slot in live) <= self.capacity_blocks
+        assert self.used_blocks == sum(self._end[slot] - self._first[slot] for slot in live) <= self.capacity_blocks
         assert self.referenced_blocks == sum(self._referenced[slot].bit_count() for slot in live)
         for slot in live:
             assert self._slot(self._first[slot]) == slot
-            assert self._slot(self._first[slot] + self._blocks[slot] - 1) == slot
+            assert self._slot(self._end[slot] - 1) == slot
             parent = order.parent[slot]
             assert not parent or self._top[slot] == self._top[parent - 1]
             orphan = not parent and self._parent_key[slot] is not None
             assert orphan == (slot in self._orphans.get(self._parent_key[slot] or 0, ()))
 
 
+def _buckets(first: int, blocks: int) -> tuple[int, ...]:
+    """Where a piece is found: it has no more keys than a bucket has."""
+    low, high = first >> _SPREAD, (first + blocks - 1) >> _SPREAD
+    return (low,) if low == high else (low, high)
+
+
 def _common(keys: "array[int]", at: int, most: int) -> int:
     """How many keys from `at` on are consecutive, knowing that not all of `most` are."""
     start = keys[at] - at
     return bisect_left(range(most), 1, key=lambda i: int(keys[at + i] != start + at + i))
-
-
-def _runs(packed: bytes) -> Iterator[tuple[int, int]]:
-    """(first key, how many) of each run of consecutive keys."""
-    keys = keys_of(packed)
-    if not len(keys):
-        return
-    starts: list[int] = [0, *(np.flatnonzero(keys[1:] != keys[:-1] + np.uint64(1)) + 1).tolist()]
-    for start, end in zip(starts, [*starts[1:], len(keys)], strict=True):
-        yield int(keys[start]), end - start

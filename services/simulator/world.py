@@ -23,6 +23,7 @@ from services.simulator.system import (
     System,
     Withdraw,
 )
+from services.simulator.tier import KeyRun
 
 PREFILL, DECODE = Phase.PREFILL, Phase.DECODE
 NO_KEYS = array("Q")
@@ -123,13 +124,13 @@ class World:
     def draw(self) -> float:
         return self._random.random()
 
-    def refer(self, node: str, keys: bytes, *, referenced: bool, unreachable: bool) -> None:
+    def refer(self, node: str, runs: Sequence[KeyRun], *, referenced: bool, unreachable: bool) -> None:
         """The directory's word on copies in a node's host memory."""
-        self._nodes[node].memory.l2.refer(keys, referenced=referenced, unreachable=unreachable)
+        self._nodes[node].memory.l2.refer(runs, referenced=referenced, unreachable=unreachable)
 
-    def value(self, node: str, keys: bytes, value: int, *, referenced: bool) -> None:
+    def value(self, node: str, runs: Sequence[KeyRun], value: int, *, referenced: bool) -> None:
         """What the directory says copies in a node's host memory are worth."""
-        self._nodes[node].memory.l2.value(keys, value, referenced=referenced)
+        self._nodes[node].memory.l2.value(runs, value, referenced=referenced)
 
     @property
     def split(self) -> str:

@@ -49,7 +49,7 @@ def test_what_is_here(script: list[Step]) -> None:
         elif what == "touch":
             tier.unhold(tier.hold(keys, last, float(now)))
         else:
-            tier.refer(keys[first:last].tobytes(), referenced=what == "refer", unreachable=False)
+            tier.refer([(key, 1) for key in keys[first:last]], referenced=what == "refer", unreachable=False)
         tier.check()
         assert tier.used_blocks == len(here) <= BLOCKS
         for context in CONTEXTS:
@@ -82,7 +82,7 @@ def test_unreferenced_goes_first_then_the_oldest() -> None:
     for number, (first, blocks) in enumerate(((1, 10), (101, 10), (301, 10))):
         keys = array("Q", range(first, first + blocks))
         tier.write(keys, 0, blocks, float(number))
-    tier.refer(array("Q", range(1, 11)).tobytes(), referenced=True, unreachable=False)
+    tier.refer([(1, 10)], referenced=True, unreachable=False)
     tier.write(array("Q", range(501, 511)), 0, 10, 5.0)
     assert gone == [101]
     tier.write(array("Q", range(601, 621)), 0, 20, 6.0)

@@ -22,6 +22,8 @@ REFERENCED, UNREACHABLE, READY = 1, 2, 4
 """Bits of `flags`: READY blocks are committed, all others are being written and cannot go."""
 _RANK = tuple(0 if flags & UNREACHABLE else 2 if flags & REFERENCED else 1 for flags in range(8))
 _SLACK = 1024
+_FEW = 16
+"""Up to so many slots are gone through one by one: an array operation costs more than that."""
 
 Key = tuple[int, int, float, int, int]
 _Slots = npt.NDArray[np.intp]
@@ -122,6 +124,12 @@ class EvictionOrder:
 
     def touch(self, slots: list[int], now_s: float) -> None:
         """The blocks in these slots were read or written."""
+        if len(slots) <= _FEW:
+            for slot in slots:
+                if self.last_used_s[slot] < now_s:
+                    self.last_used_s[slot] = now_s
+                    self._offer(slot)
+            return
         at = np.array(slots, np.intp)
         at = at[self._times[at] < now_s]
         self._times[at] = now_s
@@ -129,12 +137,19 @@ class EvictionOrder:
 
     def hold(self, slots: list[int]) -> None:
         """One more reader needs each of these slots to stay as it is."""
+        if len(slots) <= _FEW:
+            for slot in slots:
+                self.held_blocks += not self.holds[slot]
+                self.holds[slot] += 1
+            return
         at = np.array(slots, np.intp)
         self.held_blocks += len(np.unique(at[self._holds[at] == 0]))
         np.add.at(self._holds, at, 1)
 
     def unhold(self, slots: list[int]) -> list[int]:
-        """One reader of each of these slots is done; returns those that nobody holds now."""
+        """One reader of each of these slots is done; returns those that nobody holds now, in ascending order."""
+        if len(slots) <= _FEW:
+            return self._unhold_few(slots)
         at = np.array(slots, np.intp)
         assert self._holds[at].all(), "a slot is not held"
         np.subtract.at(self._holds, at, 1)
@@ -144,11 +159,27 @@ class EvictionOrder:
         found: list[int] = loose.tolist()
         return found
 
+    def _unhold_few(self, slots: list[int]) -> list[int]:
+        loose: list[int] = []
+        for slot in slots:
+            assert self.holds[slot], "a slot is not held"
+            self.holds[slot] -= 1
+            if not self.holds[slot]:
+                loose.append(slot)
+                self._offer(slot)
+        self.held_blocks -= len(loose)
+        return sorted(loose)
+
     def mark(self, slots: list[int], bits: int) -> None:
         """What the directory says of the copies in these slots: REFERENCED, UNREACHABLE, both or neither.
 
         A value said for the time when a copy was (or was not) referenced is void when that ends.
         """
+        void = self.rest if bits & REFERENCED else self.keep
+        if len(slots) <= _FEW:
+            for slot in slots:
+                self._mark(slot, bits, void)
+            return
         at = np.array(slots, np.intp)
         old = self._bits[at]
         differs = (old & (REFERENCED | UNREACHABLE)) != bits
@@ -159,14 +190,31 @@ class EvictionOrder:
         was, lost = int(np.count_nonzero(old & REFERENCED)), int(np.count_nonzero(old & UNREACHABLE))
         self.referenced_blocks += (len(at) if bits & REFERENCED else 0) - was
         self.unreachable_blocks += (len(at) if bits & UNREACHABLE else 0) - lost
-        void = self.rest if bits & REFERENCED else self.keep
         np.frombuffer(void, np.uint8)[at] = NEUTRAL
         self._offer_leaves(at)
 
+    def _mark(self, slot: int, bits: int, void: bytearray) -> None:
+        old = self.flags[slot]
+        if old & ~READY == bits:
+            return
+        self.flags[slot] = old & READY | bits
+        self.referenced_blocks += (bits & REFERENCED) - (old & REFERENCED)
+        self.unreachable_blocks += ((bits & UNREACHABLE) - (old & UNREACHABLE)) // UNREACHABLE
+        void[slot] = NEUTRAL
+        self._offer(slot)
+
     def value(self, slots: list[int], value: int, *, referenced: bool) -> None:
         """What the copies in these slots are worth while they are referenced, or while they are not."""
+        said = self.keep if referenced else self.rest
+        if len(slots) <= _FEW:
+            for slot in slots:
+                if said[slot] != value:
+                    said[slot] = value
+                    if bool(self.flags[slot] & REFERENCED) == referenced:
+                        self._offer(slot)
+            return
         at = np.array(slots, np.intp)
-        values = np.frombuffer(self.keep if referenced else self.rest, np.uint8)
+        values = np.frombuffer(said, np.uint8)
         at = at[values[at] != value]
         values[at] = value
         concerned = at[(self._bits[at] & REFERENCED != 0) == referenced]
