@@ -1,7 +1,8 @@
 """A thousand streams through one router: `python -m bench.streams [--quick] [--json FILE]`.
 
 Timed nodes that serve both phases answer 20 tokens a second and stream, one message per iteration with the tokens of
-all its requests. `added_ms` is the time from the engine's publish (the message's own `t`, read off the bus by the
+all its requests; they share one process (`bench.streams_nodes`); broker, router, directory and clients have one each.
+`added_ms` is the time from the engine's publish (the message's own `t`, read off the bus by the
 bench) to the moment the client's socket has the token; `rss_growth_pct` is how much larger the router's memory is at
 the end than a minute (quick: a third of the run) after the last stream began; `stalls` counts gaps of a stream above a
 second, `short` streams that did not get all their tokens. The nodes have no host memory here: what is measured is the
@@ -10,25 +11,30 @@ way of a token.
 
 import argparse
 import asyncio
+import contextlib
+import functools
 import json
+import os
 import random
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+import aiohttp
 import msgspec
 import numpy as np
 import psutil
 import uvloop
 
-from schemas.phase import Phase
 from schemas.serve import REPLY_BATCH
-from services.bus import Delivery
-from services.cli.cluster.local import LocalCluster, local_cluster
+from schemas.subjects import Subjects
+from services.broker import Broker
+from services.bus import Bus, Delivery, NatsBus
 
 PORT = 18_700
 HOST = "127.0.0.1"
@@ -43,12 +49,11 @@ PROMPT_TOKENS = 64
 SAMPLED = 10
 """Every so many-th stream is followed token by token."""
 RESULTS = Path(__file__).parent / "results" / "streams.json"
-LAPTOP_ITERATION_S = 0.0125
-"""What the preset takes for an iteration of 31 running requests; `speed` brings it to one token period."""
+SUBJECTS = Subjects()
 
 
 class _Choice(msgspec.Struct):
-    token_ids: list[int] = []
+    text: str = ""
 
 
 class _Chunk(msgspec.Struct):
@@ -73,9 +78,7 @@ class Stream(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         prompt = random.Random(self.number).choices(range(32, 127), k=PROMPT_TOKENS)
-        body = json.dumps(
-            {"prompt": prompt, "max_tokens": self.tokens, "ignore_eos": True, "stream": True, "return_token_ids": True}
-        ).encode()
+        body = json.dumps({"prompt": prompt, "max_tokens": self.tokens, "ignore_eos": True, "stream": True}).encode()
         head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nx-request-id: {self.request_id}\r\n"
         head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
         self._transport = cast(asyncio.Transport, transport)
@@ -104,7 +107,7 @@ class Stream(asyncio.Protocol):
             if event.startswith(b"[DONE]", start + 6):
                 self._transport.close()
                 return
-            tokens = sum(len(choice.token_ids) for choice in _CHUNK.decode(event[start + 6 :]).choices)
+            tokens = sum(len(choice.text) for choice in _CHUNK.decode(event[start + 6 :]).choices)
             if tokens:
                 self._seen.gap(now - self.last_s if self.last_s else 0.0)
                 self.last_s = now
@@ -156,20 +159,19 @@ class Memory:
         return 100.0 * (later[-1] - later[0]) / later[0] if later else None
 
 
-async def drive(cluster: LocalCluster, streams: int, seconds: float) -> dict[str, Any]:
+async def drive(bus: Bus, processes: dict[str, psutil.Process], streams: int, seconds: float) -> dict[str, Any]:
     """Open the streams over some seconds, keep them for `seconds`, take everything in."""
     seen = Seen()
     loop = asyncio.get_running_loop()
     tokens = round(seconds * TOKENS_PER_S)
-    processes = {name: psutil.Process(found.pid) for name, found in cluster.state.processes.items()}
     memory = Memory(processes["router"])
-    async with cluster.target.bus() as bus, asyncio.TaskGroup() as tasks:
-        await bus.subscribe("ei.p0.reply.*", seen.on_reply)
+    async with asyncio.TaskGroup() as tasks:
+        await bus.subscribe(SUBJECTS.reply(SUBJECTS.ANY), seen.on_reply)
         opened: list[Stream] = []
         for number in range(streams):
             if number % SAMPLED == 0:
                 seen.published[f"s{number}"] = {}
-            _, stream = await loop.create_connection(lambda n=number: Stream(n, tokens, seen), HOST, PORT)
+            _, stream = await loop.create_connection(functools.partial(Stream, number, tokens, seen), HOST, PORT)
             opened.append(stream)
             if number % 20 == 19:
                 await asyncio.sleep(0.1)
@@ -197,8 +199,7 @@ async def drive(cluster: LocalCluster, streams: int, seconds: float) -> dict[str
         "short": sum(stream.count != tokens for stream in opened),
         "tokens_per_s": sum(stream.count for stream in opened) / seconds,
         "followed_tokens": len(added),
-        "cpu_share": {name: (used[name] - cpu[name]) / took for name in ("router", "broker", "directory")},
-        "engines_cpu_share": sum(used[n] - cpu[n] for n in used if n.startswith("engine")) / took,
+        "cpu_share": {name: (used[name] - cpu[name]) / took for name in used},
         "router_cpu_us_per_token": 1e6 * (used["router"] - cpu["router"]) / max(1, tokens_then),
         "rss_mb": memory.points[-1][1] / 1e6,
         "seconds": seconds,
@@ -213,13 +214,57 @@ def _percentile(values: list[float], share: float) -> float | None:
     return float(np.percentile(values, share)) if values else None
 
 
+@contextlib.contextmanager
+def processes(work: Path) -> Iterator[tuple[str, dict[str, psutil.Process]]]:
+    """The broker's URL; broker, directory, router, nodes and this one by name."""
+    broker = Broker(work / "broker")
+    url = broker.start()
+    environ = {key: value for key, value in os.environ.items() if not key.startswith("EI_")}
+    environ |= {"EI_NATS_URL": url, "EI_LOG_LEVEL": "warning", "EI_HTTP_PORT": str(PORT)}
+    commands = (
+        ("router", ["services.router"]),
+        ("nodes", ["bench.streams_nodes", str(NODES), str(TOKENS_PER_S)]),
+        ("directory", ["services.directory"]),
+    )
+    started = dict[str, subprocess.Popen[bytes]]()
+    try:
+        for name, command in commands:
+            started[name] = subprocess.Popen([sys.executable, "-m", *command], env=environ)
+            environ.pop("EI_HTTP_PORT", None)
+        pids = {name: process.pid for name, process in started.items()} | {"broker": broker.pid, "clients": os.getpid()}
+        yield url, {name: psutil.Process(pid) for name, pid in pids.items()}
+    finally:
+        for process in started.values():
+            process.terminate()
+        for process in started.values():
+            process.wait(READY_S)
+        broker.kill()
+
+
+async def until_ready(bus: Bus) -> None:
+    """All nodes are heard, and the router takes requests."""
+    heard = set[str]()
+
+    async def on_node(delivery: Delivery) -> None:
+        heard.add(delivery.subject)
+
+    await bus.subscribe(SUBJECTS.telemetry_node(SUBJECTS.ANY), on_node)
+    async with asyncio.timeout(READY_S), aiohttp.ClientSession(f"http://{HOST}:{PORT}") as session:
+        while True:
+            with contextlib.suppress(aiohttp.ClientError):
+                async with session.get("/ready") as response:
+                    if response.status == 200 and len(heard) == NODES:
+                        return
+            await asyncio.sleep(0.2)
+
+
 async def measure(work: Path, streams: int, seconds: float) -> dict[str, Any]:
-    speed = LAPTOP_ITERATION_S * TOKENS_PER_S
-    arguments = ["--engine", "timed", "--nodes", str(NODES), "--set", f"engine.phase={Phase.BOTH}"]
-    arguments += ["--set", "engine.timed.preset=laptop", "--set", f"engine.timed.speed={speed}"]
-    arguments += ["--set", "engine.timed.max_running=64", "--set", "engine.pool_socket="]
-    async with local_cluster(PORT, arguments, work / "cluster.log", READY_S) as cluster:
-        return await drive(cluster, streams, seconds)
+    with processes(work) as (url, found):
+        bus = await NatsBus.connect(url, name="clients", timeout_s=READY_S)
+        await until_ready(bus)
+        figures = await drive(bus, found, streams, seconds)
+        await bus.close()
+    return figures
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -8,11 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from services.broker import Broker
 from services.bus import Bus, MemoryBus, MemoryHub, NatsBus
 
 Connect = Callable[..., Awaitable[Bus]]
+
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
+"""How long an example takes says nothing: other work may run on the machine."""
 
 
 @pytest.hookimpl(wrapper=True)

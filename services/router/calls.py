@@ -34,8 +34,17 @@ class Call:
         self.end = end
         self._news.set()
 
+    @property
+    def fresh(self) -> bool:
+        """There are tokens to take, or the end."""
+        return bool(self._tokens) or self.end is not None
+
+    def nudge(self) -> None:
+        """Wake the handler, whatever has come."""
+        self._news.set()
+
     async def news(self) -> None:
-        """Wait until there are tokens to take, or the end."""
+        """Wait until something is fresh, or a nudge."""
         await self._news.wait()
         self._news.clear()
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import Request
 
 from schemas.block_key import namespace_seed, tenant_salt
-from services.router.api.answer import Patience
 from services.router.api.body import decode_object, read_body
 from services.router.api.errors import ApiError
 from services.router.api.formats import ModelFormats
+from services.router.api.vigil import Patience
 from services.router.calls import Call
 from services.router.core.admission import broker_failure
 from services.router.core.context import Context, KeyScheme

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from schemas.block_key import token_bytes
-from services.router.api.answer import AnswerResponse, Job, Patience
+from services.router.api.answer import AnswerResponse, Job
 from services.router.api.openai_response import ChatShape, CompletionShape, Head
 from services.router.api.reader import PlainReader
+from services.router.api.vigil import Patience
 from services.router.calls import Call
 from services.router.core.answer import Answer
 from services.router.core.effects import End, Outcome, Placed, Record

@@ -2,7 +2,8 @@
 
 import pytest
 
-from services.router.api.answer import AnswerResponse, Job, Patience
+from services.router.api.answer import AnswerResponse, Job
+from services.router.api.vigil import Patience
 from services.router.calls import Call
 from services.router.core.effects import End, StoreContext
 from services.router.messages import context_event

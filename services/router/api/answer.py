@@ -10,6 +10,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from services.router.api.reader import Reader
 from services.router.api.shape import Ending, Shape
+from services.router.api.vigil import Patience, Vigil
 from services.router.calls import Call
 from services.router.core.effects import End, Placed
 from services.router.core.failure import INTERNAL, Failure
@@ -29,14 +30,6 @@ class CallControl(Protocol):
     def cancel(self, call: Call, reason: str) -> None: ...
 
     def stop(self, call: Call) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """Seconds between keep-alives of a stream without tokens, and until a client that takes nothing is given up."""
-
-    keep_alive_s: float
-    idle_client_s: float
 
 
 @dataclass(slots=True)
@@ -67,14 +60,16 @@ class AnswerResponse:
     """The ASGI response of one call. A client that goes, or takes nothing, cancels its request."""
 
     def __init__(self, job: Job, control: CallControl, patience: Patience) -> None:
-        self._job, self._control, self._patience = job, control, patience
+        self._job, self._control = job, control
+        self._vigil = Vigil(patience, job.call.nudge)
         self._started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with asyncio.TaskGroup() as tasks:
             watching = tasks.create_task(self._watch(receive))
             try:
-                await (self._stream(send) if self._job.stream else self._whole(send))
+                async with self._vigil:
+                    await (self._stream(send) if self._job.stream else self._whole(send))
             except TimeoutError:
                 self._control.cancel(self._job.call, "idle")
             finally:
@@ -132,7 +127,11 @@ class AnswerResponse:
         job = self._job
         end: End | None = None
         while end is None:
-            await self._next_news(send)
+            await job.call.news()
+            self._vigil.heard()
+            if not job.call.fresh:
+                await self._keep_alive(send)
+                continue
             news = await self._read()
             if news.failure is not None:
                 await self._break(send, news.failure)
@@ -146,18 +145,12 @@ class AnswerResponse:
                 await self._open(send)
                 await self._send(send, {"type": "http.response.body", "body": data, "more_body": end is None})
 
-    async def _next_news(self, send: Send) -> None:
-        """Wait for news; signs of life in between keep the connection from looking dead."""
-        while True:
-            try:
-                async with asyncio.timeout(self._patience.keep_alive_s):
-                    await self._job.call.news()
-                return
-            except TimeoutError:
-                if self._job.call.placed is not None:
-                    await self._open(send)
-                    body = self._job.shape.keep_alive()
-                    await self._send(send, {"type": "http.response.body", "body": body, "more_body": True})
+    async def _keep_alive(self, send: Send) -> None:
+        """A sign of life keeps the connection from looking dead, once the request has a place."""
+        if self._job.call.placed is not None:
+            await self._open(send)
+            body = self._job.shape.keep_alive()
+            await self._send(send, {"type": "http.response.body", "body": body, "more_body": True})
 
     async def _open(self, send: Send) -> None:
         if self._started:
@@ -183,8 +176,9 @@ class AnswerResponse:
         await self._send(send, {"type": "http.response.body", "body": response.body})
 
     async def _send(self, send: Send, message: Message) -> None:
-        async with asyncio.timeout(self._patience.idle_client_s):
-            await send(message)
+        self._vigil.sending()
+        await send(message)
+        self._vigil.sent()
 
     def _start(self, kind: bytes | None, length: int | None) -> Message:
         headers = [(b"content-type", kind)] if kind else list(_STREAM_HEADERS)

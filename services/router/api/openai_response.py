@@ -7,7 +7,7 @@ from typing import Any
 from starlette.responses import Response
 
 from services.router.api.errors import error_response, openai_error
-from services.router.api.shape import KEEP_ALIVE, Ending, Head, event
+from services.router.api.shape import KEEP_ALIVE, Ending, Head, TextFrame, event
 from services.router.core.effects import Placed, Record
 from services.router.core.failure import Failure
 from services.router.text.pieces import CallBegun, Gathered, Piece, Text, Thought
@@ -38,6 +38,20 @@ class _OpenAIShape:
 
     def __init__(self, head: Head, *, include_usage: bool = False) -> None:
         self._head, self._include_usage = head, include_usage
+        self._text = TextFrame(self._words("\0"))
+
+    def _words(self, text: str) -> bytes:
+        """The chunk that says `text` and nothing else."""
+        raise NotImplementedError
+
+    def delta(self, pieces: Sequence[Piece], token_ids: list[int] | None) -> bytes:
+        """Chunks of a stream; plain words, its most frequent kind, go through a frame that is made once."""
+        if token_ids is None and len(pieces) == 1 and isinstance(pieces[0], Text):
+            return self._text.around(pieces[0].text)
+        return self._delta(pieces, token_ids)
+
+    def _delta(self, pieces: Sequence[Piece], token_ids: list[int] | None) -> bytes:
+        raise NotImplementedError
 
     def _part(self, kind: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
         head = self._head
@@ -75,7 +89,10 @@ class ChatShape(_OpenAIShape):
     def opening(self, placed: Placed | None) -> bytes:
         return self._chunk({"role": "assistant", "content": ""}, None)
 
-    def delta(self, pieces: Sequence[Piece], token_ids: list[int] | None) -> bytes:
+    def _words(self, text: str) -> bytes:
+        return self._chunk(_delta(Text(text)), None)
+
+    def _delta(self, pieces: Sequence[Piece], token_ids: list[int] | None) -> bytes:
         if not pieces:
             return self._chunk({"content": ""}, token_ids)
         first, *rest = pieces
@@ -119,7 +136,10 @@ class CompletionShape(_OpenAIShape):
     def opening(self, placed: Placed | None) -> bytes:
         return b""
 
-    def delta(self, pieces: Sequence[Piece], token_ids: list[int] | None) -> bytes:
+    def _words(self, text: str) -> bytes:
+        return self._delta([Text(text)], None)
+
+    def _delta(self, pieces: Sequence[Piece], token_ids: list[int] | None) -> bytes:
         return event(self._part(self.kind, [_choice(Gathered.of(pieces).text, None, token_ids)]))
 
     def closing(self, ending: Ending) -> bytes:

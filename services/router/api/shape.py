@@ -70,3 +70,16 @@ def event(content: Mapping[str, Any], name: str | None = None) -> bytes:
     """One server-sent event."""
     data = b"data: " + _JSON.encode(content) + b"\n\n"
     return data if name is None else b"event: " + name.encode() + b"\n" + data
+
+
+class TextFrame:
+    """An event that is always the same but for its text. `sample` is that event for the text "\\0"."""
+
+    def __init__(self, sample: bytes) -> None:
+        self._before, found, self._after = sample.partition(_JSON.encode("\0"))
+        if not found:
+            raise ValueError(f"no text to replace in {sample!r}")
+
+    def around(self, text: str) -> bytes:
+        """The event that says `text`."""
+        return self._before + _JSON.encode(text) + self._after

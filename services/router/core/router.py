@@ -35,6 +35,9 @@ DEFAULT_HANDOFF = FetchCost(tokens_per_s=2e6, latency_s=0.0)
 """48 kB of KV a token at 100 GB/s, from device to device."""
 
 
+_PROMPT_IS_THERE = (EmitTokens, End)
+
+
 class RouterCore:
     """Admission, placement and the life of all requests of one router.
 
@@ -115,7 +118,8 @@ class RouterCore:
         for update in batch.updates:
             found = self.requests.get(update.id)
             if found is not None:
-                self._fetched(found, batch.node, update, now)
+                if update.state is RequestState.READY:
+                    self._fetched(found, batch.node, update, now)
                 effects += self._run(found, found.updated(batch.node, update, now), now)
         return effects
 
@@ -223,7 +227,7 @@ class RouterCore:
             else:
                 out.append(effect)
                 self._learn(request, effect)
-                if isinstance(effect, EmitTokens | End):
+                if self.siblings.awaits(request.id) and isinstance(effect, _PROMPT_IS_THERE):
                     out += self._ask_again(self.siblings.there(request.id))
         if request.changed:
             request.changed = False
@@ -269,12 +273,7 @@ class RouterCore:
     def _fetched(self, request: Request, node: str, update: LegUpdate, now: float) -> None:
         """Learn from a fetch that has ended: it began when the leg was sent, and had one source."""
         places, placed = request.places, request.times.placed
-        if (
-            update.state is not RequestState.READY
-            or update.attempt != request.attempt
-            or places is None
-            or placed is None
-        ):
+        if update.attempt != request.attempt or places is None or placed is None:
             return
         if update.phase is Phase.PREFILL and places.prefill.node == node and len(places.prefill.fetch) == 1:
             source = places.prefill.fetch[0]

@@ -57,6 +57,10 @@ class Siblings:
         self._behind.setdefault(pending, set()).add(request.id)
         return True
 
+    def awaits(self, request: str) -> bool:
+        """Whether anybody waits for the prompt of `request`."""
+        return request in self._behind
+
     def there(self, request: str) -> list[str]:
         """The prompt of `request` has been computed, or never will be: who goes on."""
         found = sorted(self._behind.pop(request, ()))
