@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol, runtime_checkable
 
+import msgspec
+
 from schemas.phase import Phase
 from schemas.serve import FetchSource
 from services.engine.core.timing import Coefficients, PrefillTerms
@@ -136,8 +138,7 @@ class Cluster(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(msgspec.Struct, frozen=True):
     """Send a call to these nodes. `fetch`: blocks of the prompt to bring from peers' host memory (shared pool only).
 
     `cached_tokens`: what the system expects to be there when its prefill begins.

@@ -6,6 +6,8 @@ Used by the timed engine in real time and by the simulator in virtual time; it k
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import msgspec
+
 from services.engine.core.timing import DecodeTerms, PrefillTerms, attention_pairs
 
 
@@ -26,16 +28,14 @@ class PrefillWork:
         assert 0 <= self.done <= self.prompt_tokens, (self.done, self.prompt_tokens)
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(msgspec.Struct, frozen=True):
     """Tokens [work.done, work.done + tokens) are computed in this iteration."""
 
     work: PrefillWork
     tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class PrefillBatch:
+class PrefillBatch(msgspec.Struct, frozen=True):
     """One prefill iteration; `cached_tokens` is what its chunks attend to besides their own tokens."""
 
     chunks: list[Chunk]

@@ -1,21 +1,19 @@
 """What the queue core asks its shell to do, in the order given."""
 
-from dataclasses import dataclass
+import msgspec
 
 from schemas.phase import Phase, SwitchState
 from schemas.serve import FetchSource, Finish, HandoffVerb, RequestState
 from services.engine.backend import LegKey
 
 
-@dataclass(frozen=True, slots=True)
-class ReadPrompt:
+class ReadPrompt(msgspec.Struct, frozen=True):
     """Read a prompt too large for one message from its router; answer with `prompt_read` or `prompt_lost`."""
 
     key: LegKey
 
 
-@dataclass(frozen=True, slots=True)
-class Fetch:
+class Fetch(msgspec.Struct, frozen=True):
     """Bring the prefix into the own pool and pin it under `fetch_id`; answer with `fetched`. No sources: pin only."""
 
     key: LegKey
@@ -23,23 +21,20 @@ class Fetch:
     sources: tuple[FetchSource, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Release:
+class Release(msgspec.Struct, frozen=True):
     """End a fetch or the pin it left; what arrives for it later is discarded."""
 
     fetch_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class FetchGivenUp:
+class FetchGivenUp(msgspec.Struct, frozen=True):
     """A fetch took longer than computing its tokens again would: `waited_s` at the head of the queue."""
 
     key: LegKey
     waited_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(msgspec.Struct, frozen=True):
     """Ask `peer` to reserve room for the decode leg; answer with `answered(number, ...)`, whatever happens."""
 
     number: int
@@ -48,8 +43,7 @@ class Ask:
     room: int
 
 
-@dataclass(frozen=True, slots=True)
-class Tell:
+class Tell(msgspec.Struct, frozen=True):
     """Tell `peer` that the prefill is done (answer with `told`) or that it will not come (no answer wanted)."""
 
     verb: HandoffVerb
@@ -60,8 +54,7 @@ class Tell:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Submit:
+class Submit(msgspec.Struct, frozen=True):
     """Put a leg into the engine."""
 
     key: LegKey
@@ -69,23 +62,20 @@ class Submit:
     restorable_blocks: int
 
 
-@dataclass(frozen=True, slots=True)
-class CancelInside:
+class CancelInside(msgspec.Struct, frozen=True):
     """Cancel a leg in the engine; its end follows as an event of the engine."""
 
     key: LegKey
 
 
-@dataclass(frozen=True, slots=True)
-class Prefilled:
+class Prefilled(msgspec.Struct, frozen=True):
     """Hand the first token to the decode leg in the engine."""
 
     key: LegKey
     token: int
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class Report(msgspec.Struct, frozen=True):
     """News of a leg for its router. With `finish` the leg is over and its prompt may go."""
 
     key: LegKey
@@ -98,15 +88,13 @@ class Report:
     stop_token_ids: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Forget:
+class Forget(msgspec.Struct, frozen=True):
     """The answer of a leg that ended long ago need not be kept any more."""
 
     key: LegKey
 
 
-@dataclass(frozen=True, slots=True)
-class PhaseReport:
+class PhaseReport(msgspec.Struct, frozen=True):
     """The node's answer to a phase command."""
 
     phase: Phase
@@ -118,8 +106,7 @@ class PhaseReport:
     longest_running_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class DropDecodeCache:
+class DropDecodeCache(msgspec.Struct, frozen=True):
     """The last decode of a node that no longer decodes has ended: device blocks that only decode used may go."""
 
 

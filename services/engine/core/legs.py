@@ -1,5 +1,6 @@
 """The legs of a node and where each of them is: waiting, inside the engine, or closing."""
 
+from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -57,12 +58,13 @@ class QueuedLeg:
     def deadline_at(self) -> float:
         return self.arrived_at + self.request.deadline_s
 
-    def uncached_tokens(self, block_size: int) -> int:
-        """Tokens its prefill will compute, as far as is known now."""
-        return self.request.prompt_tokens - self.restorable_blocks * block_size
+    def load_tokens(self, limits: Limits) -> int:
+        """Tokens that its prefill will compute, as far as is known now; of more than a batch, a batch."""
+        tokens = self.request.prompt_tokens - self.restorable_blocks * limits.block_size
+        return tokens if tokens < limits.batch_tokens else limits.batch_tokens
 
 
-def queue_order(leg: QueuedLeg) -> tuple[float, ...]:
+def queue_order(leg: QueuedLeg) -> tuple[float, int]:
     """The one place that says which waiting leg of a phase goes first: the one whose arrival plus a multiple of its
     predicted time is earliest, so that short ones pass long ones, and nobody by more than that multiple."""
     return (leg.order_at, leg.number)
@@ -74,7 +76,8 @@ class LegTable:
 
     `closing` holds prefill legs that have left the engine while the decode node has not yet confirmed the hand-off.
     `pins` maps each fetch or pin in the own pool to its leg. `refused` remembers cancels that came before their leg.
-    `known` has every key that is in one of the places, ended ones included, by request id.
+    `known` has every key that is in one of the places, ended ones included, by request id. `lines` has the waiting
+    ones in queue order, each behind its `queue_order`.
     """
 
     limits: Limits
@@ -85,10 +88,14 @@ class LegTable:
     refused: dict[LegKey, float] = field(default_factory=dict)
     pins: dict[str, LegKey] = field(default_factory=dict)
     known: dict[str, set[LegKey]] = field(default_factory=dict)
+    lines: dict[Phase, list[tuple[float, int, QueuedLeg]]] = field(
+        default_factory=lambda: {phase: [] for phase in PHASES}
+    )
 
     def add(self, leg: QueuedLeg) -> None:
         """A new leg waits."""
         self.waiting[leg.key.phase][leg.key] = leg
+        insort(self.lines[leg.key.phase], (*queue_order(leg), leg))
         self.known.setdefault(leg.key.id, set()).add(leg.key)
 
     def newest_attempt(self, id: str, phase: Phase) -> int:  # noqa: A002
@@ -110,7 +117,15 @@ class LegTable:
         yield from self.closing.values()
 
     def in_order(self, phase: Phase) -> list[QueuedLeg]:
-        return sorted(self.waiting[phase].values(), key=queue_order)
+        return [leg for _, _, leg in self.lines[phase]]
+
+    def position(self, leg: QueuedLeg) -> int:
+        """How many legs of its phase wait before this one, which need not be among them."""
+        return bisect_left(self.lines[leg.key.phase], queue_order(leg))
+
+    def _no_longer_waits(self, leg: QueuedLeg) -> None:
+        if self.waiting[leg.key.phase].pop(leg.key, None) is not None:
+            del self.lines[leg.key.phase][self.position(leg)]
 
     def pin(self, leg: QueuedLeg, fetch_id: str) -> None:
         assert leg.fetch_id is None, leg
@@ -127,7 +142,7 @@ class LegTable:
 
     def enter(self, leg: QueuedLeg) -> None:
         """waiting -> inside."""
-        del self.waiting[leg.key.phase][leg.key]
+        self._no_longer_waits(leg)
         self.inside[leg.key.phase][leg.key] = leg
         leg.state = RequestState.RESERVED
 
@@ -139,8 +154,9 @@ class LegTable:
     def end(self, leg: QueuedLeg, finish: Finish, reason: str, now: float) -> list[Effect]:
         """The leg is over: it holds nothing from here on."""
         key = leg.key
-        for place in (self.waiting[key.phase], self.inside[key.phase], self.closing):
-            place.pop(key, None)
+        self._no_longer_waits(leg)
+        self.inside[key.phase].pop(key, None)
+        self.closing.pop(key, None)
         leg.state = RequestState.ENDED
         self.ended[key] = now + self.limits.keep_s
         report = Report(
@@ -174,6 +190,7 @@ class LegTable:
         assert held == self.pins, f"pins {self.pins} are not those of the legs, {held}"
         for phase in PHASES:
             assert all(key.phase is phase for key in (*self.waiting[phase], *self.inside[phase]))
+            assert self.in_order(phase) == sorted(self.waiting[phase].values(), key=queue_order)
         for leg in self.waiting[Phase.PREFILL].values():
             assert leg.state in (RequestState.QUEUED, RequestState.FETCHING, RequestState.READY), leg
             assert leg.ask == 0 or leg.state is RequestState.READY, leg

@@ -1,7 +1,8 @@
 """Prefill legs outside the engine: fetch at once, ask the decode node for room, enter, hand off."""
 
-from collections import Counter
 from dataclasses import dataclass, field
+
+import msgspec
 
 from schemas.phase import Phase
 from schemas.serve import Finish, HandoffReply, HandoffVerb, RequestState, ServeRequest
@@ -15,8 +16,7 @@ FULL, UNKNOWN, PHASE, GONE = "full", "unknown", "phase", "gone"
 """Why a reservation was not granted. `gone` is ours: nobody listens on the peer's subject."""
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(msgspec.Struct, frozen=True):
     """A reservation under way; `need_tokens` of device memory here are kept free for its leg."""
 
     key: LegKey
@@ -83,21 +83,23 @@ class PrefillQueue:
         Device room is kept strictly in order; a leg whose fetch or decode node is not ready lets others pass.
         """
         effects: list[Effect] = []
-        batches = self.limits.batches_inside * self.limits.batch_tokens - self._load_inside()
-        room = room_tokens - sum(asked.need_tokens for asked in self.asks.values())
-        refused: Counter[str] = Counter()
+        limits, count = self.limits, self._count_inside()
+        batches = limits.batches_inside * limits.batch_tokens - self._load_inside()
+        room = room_tokens - self.kept_tokens()
+        refused: dict[str, int] = {}
         for leg in self.table.in_order(Phase.PREFILL):
             if leg.ask or not leg.prompt_here:
                 continue
-            load = min(leg.uncached_tokens(self.limits.block_size), self.limits.batch_tokens)
-            if load > batches or leg.need_tokens > room or self._count_inside() >= self.limits.max_running:
+            load = leg.load_tokens(limits)
+            if load > batches or leg.need_tokens > room or count >= limits.max_running:
                 break
             if leg.state is RequestState.FETCHING:
                 effects += self._wait_for_fetch(leg, now)
-            elif leg.next_ask_at > now or (leg.refusals == 0 and refused[leg.peer] >= self.limits.look_ahead):
-                refused[leg.peer] += leg.refusals > 0
+            elif leg.next_ask_at > now or (leg.refusals == 0 and refused.get(leg.peer, 0) >= limits.look_ahead):
+                if leg.refusals:
+                    refused[leg.peer] = refused.get(leg.peer, 0) + 1
             else:
-                batches, room = batches - load, room - leg.need_tokens
+                batches, room, count = batches - load, room - leg.need_tokens, count + 1
                 effects.append(self._ask(leg, load))
         return effects
 
@@ -157,14 +159,20 @@ class PrefillQueue:
 
     def kept_tokens(self, but: LegKey | None = None) -> int:
         """Device room kept for legs whose reservation is under way, without that of `but`."""
-        return sum(asked.need_tokens for asked in self.asks.values() if asked.key != but)
+        return sum([asked.need_tokens for asked in self.asks.values() if asked.key != but])
 
     def next_due(self, now: float) -> float | None:
         """When a waiting leg next needs a look, though nothing happens to it; None if none waits."""
-        waiting = self.table.waiting[Phase.PREFILL].values()
-        due = [leg.next_ask_at for leg in waiting]
-        due += [leg.head_since + self.patience_s(leg) for leg in waiting if leg.head_since is not None]
-        return min((at for at in due if at > now), default=None)
+        first: float | None = None
+        for leg in self.table.waiting[Phase.PREFILL].values():
+            at = leg.next_ask_at
+            if at > now and (first is None or at < first):
+                first = at
+            if leg.head_since is not None:
+                at = leg.head_since + self.patience_s(leg)
+                if at > now and (first is None or at < first):
+                    first = at
+        return first
 
     def predicted_s(self, request: ServeRequest) -> float:
         """How long this prefill will take, by the router's plan of what need not be computed."""
@@ -255,9 +263,8 @@ class PrefillQueue:
         return Report(leg.key, leg.request.router, state=state)
 
     def _load_inside(self, *, asked: bool = True) -> int:
-        size, most = self.limits.block_size, self.limits.batch_tokens
-        inside = sum(min(leg.uncached_tokens(size), most) for leg in self.table.inside[Phase.PREFILL].values())
-        return inside + (sum(asked.load_tokens for asked in self.asks.values()) if asked else 0)
+        inside = sum([leg.load_tokens(self.limits) for leg in self.table.inside[Phase.PREFILL].values()])
+        return inside + (sum([asked.load_tokens for asked in self.asks.values()]) if asked else 0)
 
     def _count_inside(self) -> int:
         return len(self.table.inside[Phase.PREFILL]) + len(self.asks)

@@ -26,7 +26,7 @@ from schemas.serve import (
 from services.engine.backend import LegKey
 from services.engine.core.decode import Answer, DecodeHold
 from services.engine.core.effects import Effect, ReadPrompt, Report
-from services.engine.core.legs import PHASES, LegTable, QueuedLeg, queue_order
+from services.engine.core.legs import PHASES, LegTable, QueuedLeg
 from services.engine.core.limits import Limits
 from services.engine.core.liveness import RESTARTED, Liveness
 from services.engine.core.prefill import PHASE, PrefillQueue
@@ -90,7 +90,7 @@ class Queueing:
         effects = self._supersede(request, now)
         self.last_number += 1
         leg = QueuedLeg(key, request, self.last_number, now, self._need_tokens(request), self._order_at(request, now))
-        position = self._position(leg)
+        position = self.table.position(leg)
         self.table.add(leg)
         self.routers.expect(request.router, now)
         if request.peer != self.limits.node:
@@ -264,7 +264,7 @@ class Queueing:
                 self.decode.redirect(leg, changed)
             if request.peer != self.limits.node:
                 self.nodes.expect(request.peer, leg.arrived_at)
-        position = self._position(leg) if waits else 0
+        position = self.table.position(leg) if waits else 0
         return ServeReply(accepted=True, epoch=epoch, position=position), effects
 
     def _refusal(self, key: LegKey, request: ServeRequest) -> ServeReply | None:
@@ -303,11 +303,6 @@ class Queueing:
     def _order_at(self, request: ServeRequest, now: float) -> float:
         weight = self.limits.order_weight
         return now + weight * self.prefill.predicted_s(request) if weight and request.phase is Phase.PREFILL else now
-
-    def _position(self, leg: QueuedLeg) -> int:
-        """How many wait before this leg."""
-        mine = queue_order(leg)
-        return sum(queue_order(other) < mine for other in self.table.waiting[leg.key.phase].values())
 
     def _need_tokens(self, request: ServeRequest) -> int:
         if request.phase is Phase.PREFILL:

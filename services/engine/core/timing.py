@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, Protocol
 
+import msgspec
+
 MEGA = 1e6
 
 
@@ -18,8 +20,7 @@ def attention_pairs(uncached_tokens: int, cached_tokens: int) -> float:
     return uncached_tokens * cached_tokens + uncached_tokens * (uncached_tokens + 1) / 2
 
 
-@dataclass(frozen=True, slots=True)
-class PrefillTerms:
+class PrefillTerms(msgspec.Struct, frozen=True):
     """What the prefill model sees of one iteration, summed over its batch."""
 
     requests: int
@@ -29,8 +30,7 @@ class PrefillTerms:
     media: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeTerms:
+class DecodeTerms(msgspec.Struct, frozen=True):
     """What the decode model sees: `requests` running, `context_tokens` the KV they read together."""
 
     requests: int

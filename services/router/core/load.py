@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -12,8 +13,7 @@ _SMOOTHING = 0.05
 Floats = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
-class Booking:
+class Booking(msgspec.Struct, frozen=True):
     """One open leg at a node: predicted seconds of its prefill, or tokens of KV its decode may need.
 
     `started`: when its prefill began (monotonic seconds), None while it waits; `placed`: when it was sent.

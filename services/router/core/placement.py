@@ -63,8 +63,7 @@ class DecodeView:
         return fits and (not self.running_limit or self.running < self.running_limit)
 
 
-@dataclass(frozen=True, slots=True)
-class FetchCost:
+class FetchCost(msgspec.Struct, frozen=True):
     """Moving KV from a peer's host memory: tokens over the rate, plus a latency. Rate and latency of one pair."""
 
     tokens_per_s: float
@@ -78,8 +77,7 @@ FetchCosts = Callable[[str, str], FetchCost]
 """(from node, to node) -> cost."""
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(msgspec.Struct, frozen=True):
     """The prediction for one node, term by term, and what it would fetch. `service_s` is the share of the node's time,
     `rest_s` the rest of the iteration. `resume`: it serves decode, and would prefill this request because its KV lies
     there."""
@@ -101,8 +99,7 @@ class Candidate:
         return wait + self.service_s + self.rest_s + max(0.0, self.fetch_s - wait) + self.duplicate_s
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
+class Prompt(msgspec.Struct, frozen=True):
     """A prompt to place: its tokens, the block size, and what the directory answered."""
 
     tokens: int

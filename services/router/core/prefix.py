@@ -1,14 +1,14 @@
 """What of a prompt's cached prefix a node has itself, what it must fetch from peers, and from whom."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from schemas.directory import MatchReply, Piece
 from schemas.serve import FetchSource
 
 
-@dataclass(frozen=True, slots=True)
-class Prefix:
+class Prefix(msgspec.Struct, frozen=True):
     """Blocks [0, device) in the node's own L1, [0, blocks) usable in all, of which `fetch` come from peers."""
 
     blocks: int

@@ -4,7 +4,6 @@ The shell (or a simulator) performs the effects and feeds back what comes of the
 """
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 import msgspec
 
@@ -286,7 +285,9 @@ class RouterCore:
         if pending is None:
             self.siblings.forget(request.id)
             return False
-        alone = replace(prompt, match=msgspec.structs.replace(prompt.match, pending_blocks=0, pending_node=None))
+        alone = msgspec.structs.replace(
+            prompt, match=msgspec.structs.replace(prompt.match, pending_blocks=0, pending_node=None)
+        )
         least_s = self.placer.predict(alone, prefill, now).least_alone_s()
         return self.siblings.wait(request, self.requests.get(pending), least_s, now)
 

@@ -1,6 +1,5 @@
 """The two iteration-time models as the router uses them: how long a prefill takes, how long a decode iteration."""
 
-from dataclasses import dataclass
 from typing import Annotated
 
 import msgspec
@@ -61,8 +60,7 @@ def coefficients_of(model: IterationModel, default: Coefficients) -> Coefficient
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(msgspec.Struct, frozen=True):
     """Prompt tokens of one request at one node: computed, found cached, and of these copied from host memory."""
 
     uncached: int

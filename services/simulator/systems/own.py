@@ -6,8 +6,9 @@ this file is only their shell in virtual time. `static-own` is the same without 
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 
 from schemas.directory import MatchReply
@@ -149,7 +150,7 @@ class Own(Passive):
 
     def prefill_started(self, call: Call, now: float) -> None:
         prefill, decode = self._booked[call.id]
-        started = replace(prefill, started=now)
+        started = msgspec.structs.replace(prefill, started=now)
         self._booked[call.id] = started, decode
         self._ledger.set(call.id, (started, decode))
 
