@@ -1,10 +1,10 @@
-"""Twenty million block copies on 64 nodes: a restart from snapshots, its memory, matches and branch events after it.
+"""Twenty million block copies on 64 nodes: a restart from snapshots, its memory, matches and branch events after it,
+then a node that is switched to prefill and one that is lost.
 
 Matches, events and helpings of work are timed by the thread's own clock, which stands while others have the core; of
 matches and events the quietest of many rounds counts.
 """
 
-import gc
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -17,7 +17,10 @@ from schemas.branch import BRANCH_EVENT, BranchEvent, BranchEventType
 from schemas.codec import encode
 from schemas.directory import MatchQuery
 from schemas.kv import SNAPSHOT_PART, ChangeType, KvLocation, LocationChange, SnapshotPart, Tier
+from schemas.phase import Phase, PhaseCommand
+from services.directory.collector import ShortCollections
 from services.directory.core.directory import Directory, DirectoryConfig
+from services.directory.helpings import helping
 
 DEPTH = CONTEXT_TOKENS // BLOCK_TOKENS
 SHARED = DEPTH // 4
@@ -66,7 +69,7 @@ class Cluster:
 
 def at_scale(copies: int, nodes: int) -> dict[str, Any]:
     cluster = Cluster(copies, nodes)
-    gc.collect()
+    ShortCollections()
     before = rss_bytes()
     directory = Directory(DirectoryConfig(), incarnation=1, blind=True)
     took_s, cpu_s, longest_s = _restart(directory, cluster)
@@ -75,13 +78,20 @@ def at_scale(copies: int, nodes: int) -> dict[str, Any]:
     grown = rss_bytes() - before
     events = _rounds([_timed(directory, cluster, number, 1) for number in _order(len(cluster.tails), 5_000)])
     matches = _rounds([_match(directory, cluster, number) for number in _order(len(cluster.tails), 20_000)])
+    keys = directory.stats().blocks
+    switch_s = _switched(directory)
+    loss_s = _lost(directory, nodes)
     return {
         "copies": held,
-        "keys": directory.stats().blocks,
+        "keys": keys,
         "branches": len(opened),
         "restart_s": took_s,
         "restart_cpu_s": cpu_s,
-        "longest_work_ms": longest_s * 1e3,
+        "restart_slice_ms": longest_s * 1e3,
+        "switch_slice_ms": max(switch_s) * 1e3,
+        "switch_ms": sum(switch_s) * 1e3,
+        "loss_slice_ms": max(loss_s) * 1e3,
+        "loss_ms": sum(loss_s) * 1e3,
         "memory_bytes": grown,
         "match_us_p50": quietest(matches, 0.5) * 1e6,
         "match_us_p99": quietest(matches, 0.99) * 1e6,
@@ -95,8 +105,8 @@ def _rounds(seconds: list[float]) -> list[list[float]]:
 
 
 def _restart(directory: Directory, cluster: Cluster) -> tuple[float, float, float]:
-    """Bytes of all snapshots to a directory that sees; seconds of it, CPU seconds of it, and those of the longest
-    helping of work, garbage collection included."""
+    """Bytes of all snapshots to a directory that sees; seconds of it, CPU seconds of it, and those of its longest slice
+    of work, garbage collection included."""
     took = cpu = longest = 0.0
     clock = time.perf_counter
     for node in range(cluster.nodes):
@@ -104,17 +114,41 @@ def _restart(directory: Directory, cluster: Cluster) -> tuple[float, float, floa
         for data in list(cluster.parts(node)):
             began, cpu_began = clock(), time.thread_time()
             directory.on_snapshot(SNAPSHOT_PART.decode(data), 0.0)
-            while directory.has_work:
-                step = time.thread_time()
-                directory.work(1)
-                longest = max(longest, time.thread_time() - step)
+            longest = max([longest, *_slices(directory)])
             took, cpu = took + clock() - began, cpu + time.thread_time() - cpu_began
     began, cpu_began = clock(), time.thread_time()
     directory.see()
-    while directory.has_work:
-        directory.work(16)
+    longest = max([longest, *_slices(directory)])
     assert not directory.locations.unsynced()
     return took + clock() - began, cpu + time.thread_time() - cpu_began, longest
+
+
+def _slices(directory: Directory) -> Iterator[float]:
+    """CPU seconds of each slice of the work that was put off, as the service cuts it."""
+    while directory.has_work:
+        began = time.thread_time()
+        helping(directory)
+        yield time.thread_time() - began
+
+
+def _switched(directory: Directory) -> list[float]:
+    """A node goes from decode to prefill; CPU seconds of the command and of each slice after it."""
+    command = PhaseCommand(id="c", t=0.0, node="n3", phase=Phase.PREFILL, epoch=1, reason="", decision_id="")
+    began = time.thread_time()
+    directory.on_phase(command)
+    return [time.thread_time() - began, *_slices(directory)]
+
+
+def _lost(directory: Directory, nodes: int) -> list[float]:
+    """All nodes but one are heard of, some time after the last word; CPU seconds of that tick and of each slice."""
+    later = 3.0 + directory.config.node_timeout_s
+    for node in range(1, nodes):
+        directory.on_location(KvLocation(node=f"n{node}", incarnation=1, seq=9, changes=[]), later)
+    began = time.thread_time()
+    directory.tick(later)
+    took = [time.thread_time() - began, *_slices(directory)]
+    assert not directory.locations.nodes["n0"].present
+    return took
 
 
 def _order(many: int, wanted: int) -> list[int]:

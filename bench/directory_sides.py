@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from bench.directory_load import CHURN_LIVE_BLOCKS, CHURN_RUN_BLOCKS, SHAPES, Keys, Stored, churn
+from services.directory.collector import ShortCollections
 
 CHURN_FROM_BLOCKS = 100_000
 PART_MESSAGES = 128
@@ -119,6 +120,7 @@ def main() -> None:
         from bench.directory_ours import Ours as Side
     else:
         from bench.directory_peer import Peer as Side  # type: ignore[assignment]  # the same methods
+    ShortCollections()
     hands = Hands(lambda: Side(int(nodes)), shape, int(blocks), int(nodes))
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:

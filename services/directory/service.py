@@ -30,6 +30,7 @@ from services.directory.core.effects import (
     ReferencesChanged,
     ValuesChanged,
 )
+from services.directory.helpings import helping
 from services.directory.metrics import DirectoryMetrics
 from services.directory.settings import DirectorySettings
 from services.directory.snapshots import Snapshots
@@ -39,8 +40,6 @@ from services.observe import RateLimitedLog
 T = TypeVar("T")
 TICK_S = 1.0
 LOT_MESSAGES = 64
-WORK_STEPS = 16
-"""Pieces of work between two turns of the loop: a few milliseconds at most."""
 
 
 class DirectoryService:
@@ -270,7 +269,7 @@ class DirectoryService:
             await self._work.wait()
             self._work.clear()
             while self._core.has_work:
-                self._perform(self._core.work(WORK_STEPS))
+                self._perform(helping(self._core))
                 await asyncio.sleep(0)
             self._look()
 

@@ -7,7 +7,7 @@ from operator import xor
 
 from services.directory.core import spans as sets
 from services.directory.core.effects import ReferencesChanged
-from services.directory.core.run import Holding, Run
+from services.directory.core.run import Holding, Run, keys_view
 from services.directory.core.spans import Spans
 
 NOTHING: Spans = []
@@ -86,9 +86,7 @@ class Announcements:
         within = sets.minus(blocks, beyond) if beyond else blocks
         for part, unreachable in ((within, False), (beyond, True)):
             if part:
-                keys = [run.packed(part[i], part[i + 1]) for i in range(0, len(part), 2)]
-                said = b"".join(keys) if len(keys) > 1 else keys[0]
-                self.waiting.append(ReferencesChanged(holding.node, referenced, unreachable, said))
+                self.waiting.append(ReferencesChanged(holding.node, referenced, unreachable, run.of(part)))
 
     def check(self) -> None:
         """Assert the counts of every holding."""
@@ -96,8 +94,7 @@ class Announcements:
             for holding in holdings:
                 held = [(run, run.held[holding]) for run in holding.runs]
                 assert holding.blocks == sum(sets.size(spans) for _, spans in held)
-                digests = [run.digest(spans) for run, spans in held]
-                assert holding.digest == reduce(xor, digests, 0)
+                assert holding.digest == reduce(xor, keys_view(b"".join(run.of(spans) for run, spans in held)), 0)
                 counted = sum(sets.size(sets.both(spans, run.referenced(node))) for run, spans in held)
                 assert holding.referenced == counted, (node, holding.referenced, counted)
                 assert holding.unreachable == sum(sets.size(_beyond(spans, run.reach)) for run, spans in held)

@@ -41,6 +41,13 @@ class Copies:
     def stored(self, change: LocationChange, packed: bytes, holdings: Holdings) -> Run | None:
         """The blocks of these packed keys came as `change` says, or moved; the orphan that this made or met because
         their parent is unknown, if any."""
+        holding, stays = holdings[change.tier], change.origin is None or change.origin is change.tier
+        if stays and not change.media and packed:
+            extended = self._tree.extend(holding, change.parent, packed)
+            if extended is not None:
+                run, first = extended
+                self._came(holding, run, [first, len(run.keys)])
+                return None
         keys = keys_view(packed)
         if change.media:
             agreed = self._tree.media.agreeing(keys, change.media, self._tree.is_held)
@@ -51,10 +58,9 @@ class Copies:
         inserted = self._tree.insert(change.parent, keys)
         if change.media:
             self._tree.media.note(keys, change.media)
-        holding = holdings[change.tier]
         for run, first, last in inserted.pieces:
             self._hold(holding, run, first, last)
-        if change.origin is not None and change.origin is not change.tier:
+        if change.origin is not None and not stays:
             for piece in inserted.pieces:
                 self._drop(holdings[change.origin], *piece)
         return inserted.orphan
@@ -105,14 +111,17 @@ class Copies:
     def _hold(self, holding: Holding, run: Run, first: int, last: int) -> None:
         new = self._tree.hold(holding, run, first, last)
         if new:
-            if holding.live:
-                self._reachability.grown(holding, run, new)
-            if run.kept:
-                self._references.copied(holding.node, run, new)
-            if holding.tier is Tier.L2:
-                self._announcements.came(holding, run, new)
-                for told in self.on_copy:
-                    told(holding, run, new)
+            self._came(holding, run, new)
+
+    def _came(self, holding: Holding, run: Run, new: Spans) -> None:
+        if holding.live:
+            self._reachability.grown(holding, run, new)
+        if run.kept:
+            self._references.copied(holding.node, run, new)
+        if holding.tier is Tier.L2:
+            self._announcements.came(holding, run, new)
+            for told in self.on_copy:
+                told(holding, run, new)
 
     def _drop(self, holding: Holding, run: Run, first: int, last: int) -> None:
         gone = self._tree.drop(holding, run, first, last)

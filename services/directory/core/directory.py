@@ -133,12 +133,12 @@ class Directory:
     def match(self, query: MatchQuery, now: float) -> MatchReply:
         """Where the longest prefix lies; cost by the runs of this request only."""
         self.counters.matches += 1
-        reply = self._matching.match(query, self._shares, self.blind, now)
         self.values.now = now
-        if query.release:
+        reply, branch = self._matching.match(query, self._shares, self.blind, now)
+        if branch is not None:
+            self.values.asked(branch, query.request, reply.lineage)
+        elif query.release:
             self.values.released(query.request)
-        elif reply.lineage and reply.branch is not None:
-            self.values.asked(self.branches.get((query.tenant, reply.branch)), query.request, reply.lineage)
         return reply
 
     def list_references(self, node: str) -> list[Effect]:
@@ -244,14 +244,14 @@ class Directory:
         )
 
     def _effects(self) -> list[Effect]:
-        effects, self.locations.effects = self.locations.effects, []
-        said, self.announcements.waiting = self.announcements.waiting, []
-        values = self.values.take()
+        effects, said, values = self.locations.effects, self.announcements.waiting, self.values.take()
+        if effects:
+            self.locations.effects = []
+        if said:
+            self.announcements.waiting = []
         if self.blind:
             return [effect for effect in effects if not isinstance(effect, ReferencesChanged)]
-        if effects or values:
-            return [*effects, *said, *values]
-        return list[Effect](said)
+        return [*effects, *said, *values]
 
     def check(self) -> None:
         """Assert the invariants of every part, and that claims and counters are what the branches say."""

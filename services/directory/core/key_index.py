@@ -14,7 +14,7 @@ IDENT_BITS = 27
 LOT_KEYS = 4096
 LOTS = 8
 MERGED_AT_ONCE = 16
-PART_ENTRIES = 1 << 16
+PART_ENTRIES = 1 << 15
 _TAG = ((1 << 64) - 1) >> (IDENT_BITS + 1) << (IDENT_BITS + 1)
 _IDENT = (1 << IDENT_BITS) - 1
 
@@ -59,6 +59,7 @@ class _Merge:
 
     def __init__(self, sources: list[_Level]) -> None:
         self.sources = sources
+        self._takes = any(level.taken for level in sources)
         total = sum(level.total for level in sources)
         self._bits = max(max(0, (total - 1).bit_length() - PART_ENTRIES.bit_length() + 1), 0)
         self._parts: list[_U64] = []
@@ -68,9 +69,9 @@ class _Merge:
         shift = 64 - self._bits
         first = len(self._parts) << shift
         last = first + (1 << shift) - 1
-        part = _settled([part for level in self.sources for part in level.between(first, last)])
+        part = _merged([part for level in self.sources for part in level.between(first, last)], self._takes)
         self._parts.append(part)
-        self._taken += _taken(part)
+        self._taken += _taken(part) if self._takes else 0
         return _Level(self._parts, self._taken) if len(self._parts) == 1 << self._bits else None
 
 
@@ -78,13 +79,13 @@ def _taken(entries: _U64) -> int:
     return int(np.count_nonzero(entries & np.uint64(1)))
 
 
-def _settled(pieces: list[_U64]) -> _U64:
-    """Entries of all pieces in order; one that was put and one that took it back cancel each other."""
+def _merged(pieces: list[_U64], takes: bool) -> _U64:
+    """Entries of all pieces in order; with `takes` one that was put and one that took it back cancel each other."""
     entries = np.concatenate(pieces)
     entries.sort()
-    taken = (entries & np.uint64(1)).astype(np.int64)
-    if not taken.any():
+    if not takes:
         return entries
+    taken = (entries & np.uint64(1)).astype(np.int64)
     bare = entries >> np.uint64(1)
     fresh = np.ones(len(bare), bool)
     fresh[1:] = bare[1:] != bare[:-1]
@@ -140,15 +141,16 @@ class KeyIndex:
             self._next_lot()
 
     def _next_lot(self) -> None:
-        marks = np.array(self._marks, np.uint64)
-        tags = np.frombuffer(self._keys, np.uint64) & np.uint64(_TAG)
-        lot = tags | np.repeat(marks[:, 0], marks[:, 1].astype(np.int64))
+        marks, counts = zip(*self._marks, strict=True)
+        lot = np.frombuffer(self._keys, np.uint64) & np.uint64(_TAG)
+        lot |= np.repeat(np.array(marks, np.uint64), counts)
         lot.sort()
-        self._lots.append(_Level([lot], _taken(lot)))
+        self._lots.append(_Level([lot], _taken(lot) if any(mark & 1 for mark in marks) else 0))
         self._keys, self._marks = array("Q"), []
         if len(self._lots) >= LOTS:
-            entries = _settled([lot.parts[0] for lot in self._lots])
-            self._store(_Level([entries], _taken(entries)))
+            takes = any(lot.taken for lot in self._lots)
+            entries = _merged([lot.parts[0] for lot in self._lots], takes)
+            self._store(_Level([entries], _taken(entries) if takes else 0))
             self._lots = []
         for tier, merge in list(self._merges.items()):
             level = merge.step()

@@ -26,16 +26,19 @@ class Matching:
         self._branches = branches
         self._pending = pending
 
-    def match(self, query: MatchQuery, shares: dict[str, float], blind: bool, now: float) -> MatchReply:
-        """The answer to one query; an empty one to a release or a word on where the request was placed."""
+    def match(
+        self, query: MatchQuery, shares: dict[str, float], blind: bool, now: float
+    ) -> tuple[MatchReply, Branch | None]:
+        """The answer to one query, and the branch that it is about if that is known; an empty one to a release or a
+        word on where the request was placed."""
         if query.release:
             self._pending.release(query.request)
-            return MatchReply(blocks=0, blind=blind)
+            return MatchReply(blocks=0, blind=blind), None
         if query.placed_node is not None:
             pending = self._pending.get(query.request)
             if pending is not None:
                 pending.node = query.placed_node
-            return MatchReply(blocks=0, blind=blind)
+            return MatchReply(blocks=0, blind=blind), None
         keys = keys_view(query.hashes)
         total = len(keys)
         tips = self._tree.walk(keys)
@@ -53,7 +56,7 @@ class Matching:
         claim = branch.claim if branch is not None else None
         ahead = self._pending.ahead(blocks, keys, query.request) if blocks < total else None
         self._pending.add(query.request, blocks, keys, now)
-        return MatchReply(
+        reply = MatchReply(
             blocks=blocks,
             known_blocks=known,
             branch_blocks=shared(tips, known, claim.tip) if claim is not None else 0,
@@ -75,6 +78,7 @@ class Matching:
             absent=absent(tips, blocks) if blocks < known else [],
             context_blocks=branch.blocks if claim is not None and branch is not None else 0,
         )
+        return reply, branch
 
     def _lineage(
         self, query: MatchQuery, keys: Keys, tips: list[Tip], known: int

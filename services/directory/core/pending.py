@@ -9,6 +9,7 @@ from services.directory.core.run import Keys
 STRIDE = 16
 """Every so many blocks a key is indexed. Keys are chained, so that a common key proves all blocks before it; two
 prompts that part within a stride may not be seen to have those blocks in common."""
+_NONE: Keys = memoryview(b"").cast("Q")
 
 
 class Pending:
@@ -24,10 +25,11 @@ class Pending:
         self.request = request
         self.rank = rank
         self.start = start
-        self.keys = memoryview(keys[start:].tobytes()).cast("Q")
+        self.keys = _NONE
         self.expires = expires
         self.marks: list[int] = []
         if start < len(keys):
+            self.keys = memoryview(keys[start:].tobytes()).cast("Q")
             self.marks = keys[start : start + 1].tolist() + keys[start + STRIDE - start % STRIDE :: STRIDE].tolist()
         self.node: str | None = None
         self.followers: list[Pending] = []
@@ -63,10 +65,11 @@ class PendingPrefixes:
             former.expires = now + self._lease_s
             self._requests.move_to_end(request)
             return
-        self.release(request)
         self._ranks += 1
         pending = Pending(request, start, keys, now + self._lease_s, self._ranks)
-        pending.node = former.node if former is not None else None
+        if former is not None:
+            pending.node = former.node
+            self.release(request)
         self._requests[request] = pending
         if pending.marks:
             self._index(pending)

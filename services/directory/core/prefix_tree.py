@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from schemas.kv import KEY_BYTES
 from services.directory.core import absence
 from services.directory.core import spans as sets
 from services.directory.core.key_index import KeyIndex
@@ -176,10 +177,31 @@ class PrefixTree:
             new = sets.add(held, first, last)
         if new:
             holding.blocks += sets.size(new)
-            holding.digest ^= run.digest(new)
+            holding.toggle(run.of(new))
         if run.idle:
             self._set_idle(run, min(run.idle, len(run.keys) - last))
         return new
+
+    def extend(self, holding: Holding, parent: int | None, packed: bytes) -> tuple[Run, int] | None:
+        """`holding`, which has the end of a run, gets new blocks behind it: what most messages say. The run and where
+        it ended before; None if it is anything else, and then nothing is done."""
+        run = None if parent is None or self.orphans else self._ends.get(parent)
+        held = None if run is None else run.held.get(holding)
+        if run is None or held is None or parent is None:
+            return None
+        first = len(run.keys)
+        if held[-1] != first or int.from_bytes(packed[:KEY_BYTES], "little") in run.children:
+            return None
+        del self._ends[parent]
+        self._remember(run, first - 1)
+        run.keys.frombytes(packed)
+        self._ends[run.keys[-1]] = run
+        self._index.put(packed, run.ident)
+        held[-1] = len(run.keys)
+        self.blocks += held[-1] - first
+        holding.blocks += held[-1] - first
+        holding.toggle(packed)
+        return run, first
 
     def drop(self, holding: Holding, run: Run, first: int, last: int) -> Spans:
         """`holding` lost these blocks; those it did have."""
@@ -191,7 +213,7 @@ class PrefixTree:
         gone = sets.remove(held, first, last)
         if gone:
             holding.blocks -= sets.size(gone)
-            holding.digest ^= run.digest(gone)
+            holding.toggle(run.of(gone))
         if not held:
             del run.held[holding]
             holding.runs.discard(run)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from services.directory.core.branch import Branch
     from services.directory.core.match import Sight
 
+TOGGLED_BYTES = 8_192
 Keys = memoryview
 """Short keys in chain order: a memoryview of format "Q"."""
 
@@ -34,7 +35,7 @@ class Holding:
     with a claim and `unreachable` those that no prefix in the cluster leads to. `ended`: why a dead one holds nothing.
     """
 
-    __slots__ = ("blocks", "digest", "ended", "live", "node", "referenced", "runs", "tier", "unreachable")
+    __slots__ = ("_digest", "_toggled", "blocks", "ended", "live", "node", "referenced", "runs", "tier", "unreachable")
 
     def __init__(self, node: str, tier: Tier, live: bool) -> None:
         self.node = node
@@ -42,10 +43,23 @@ class Holding:
         self.live = live
         self.ended: AbsenceReason | None = None
         self.blocks = 0
-        self.digest = 0
         self.referenced = 0
         self.unreachable = 0
         self.runs: set[Run] = set()
+        self._digest = 0
+        self._toggled = bytearray()
+
+    @property
+    def digest(self) -> int:
+        self._digest ^= int(np.bitwise_xor.reduce(np.frombuffer(self._toggled, np.uint64)))
+        self._toggled = bytearray()
+        return self._digest
+
+    def toggle(self, packed: bytes) -> None:
+        """These keys came or left: the digest, which is seldom asked for, is brought up to date by and by."""
+        self._toggled += packed
+        if len(self._toggled) > TOGGLED_BYTES:
+            self._digest = self.digest
 
 
 class Ends:
@@ -155,12 +169,11 @@ class Run:
         """Keys of [first, last) as the wire carries them."""
         return self.keys[first:last].tobytes()
 
-    def digest(self, blocks: Spans) -> int:
-        """The exclusive or of the keys of these blocks."""
-        keys, digest = np.frombuffer(self.keys, np.uint64), 0
-        for i in range(0, len(blocks), 2):
-            digest ^= int(np.bitwise_xor.reduce(keys[blocks[i] : blocks[i + 1]]))
-        return digest
+    def of(self, blocks: Spans) -> bytes:
+        """Keys of these blocks as the wire carries them."""
+        if len(blocks) == 2:
+            return self.packed(blocks[0], blocks[1])
+        return b"".join([self.packed(blocks[i], blocks[i + 1]) for i in range(0, len(blocks), 2)])
 
     def referenced(self, node: str) -> Spans:
         """Offsets with at least one claim on `node`, copies or not."""

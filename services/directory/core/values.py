@@ -25,8 +25,6 @@ from services.directory.core.stretches import Piece, Stretches
 from services.directory.core.worth import ENDED, IDLE, LEFT, SHARED, DepthCost
 
 REFIT_S = 60.0
-RETURNS = frozenset({Lineage.EXTENDS, Lineage.COMPACT})
-"""Requests that read the context their branch had."""
 LEFT_KEPT = 10_000
 """Branches of which it is remembered what they left."""
 
@@ -52,11 +50,12 @@ class Values:
 
     # what happens to branches
 
-    def asked(self, branch: Branch | None, request: str, lineage: str) -> None:
-        """A request of a branch arrived, and what it is to the branch."""
-        if branch is None or lineage not in RETURNS:
+    def asked(self, branch: Branch, request: str, lineage: str) -> None:
+        """A request of a branch arrived, and what it is to the branch: some read the context that it had."""
+        compacts = lineage == Lineage.COMPACT
+        if not compacts and lineage != Lineage.EXTENDS:
             return
-        if self.sleepers.asked(branch, request, lineage == Lineage.COMPACT, self.now):
+        if self.sleepers.asked(branch, request, compacts, self.now):
             self._soon(branch, self.now)
 
     def released(self, request: str) -> None:
@@ -164,7 +163,9 @@ class Values:
 
     def take(self) -> list[ValuesChanged]:
         """What is to be said now."""
-        said, self._said = self._said, []
+        said = self._said
+        if said:
+            self._said = []
         return said
 
     def _is_scarce(self, hello: NodeHello) -> bool:
@@ -226,8 +227,7 @@ class Values:
 
     def _say(self, holding: Holding, run: Run, blocks: Spans, value: int, *, referenced: bool) -> None:
         if blocks and holding.live:
-            keys = b"".join(run.packed(blocks[i], blocks[i + 1]) for i in range(0, len(blocks), 2))
-            self._said.append(ValuesChanged(holding.node, value, referenced, keys))
+            self._said.append(ValuesChanged(holding.node, value, referenced, run.of(blocks)))
 
     def check(self, active: set[BranchKey]) -> None:
         """Assert that exactly the claiming branches are followed, and the parts' own invariants."""

@@ -42,23 +42,43 @@ def bin_of(age_s: float) -> int:
     return min(bisect_right(EDGES_S, age_s), BINS) - 1
 
 
+class _Observed:
+    """What became of the waits of one kind, by bin of age; `total` of them."""
+
+    __slots__ = ("lost", "returned", "total")
+
+    def __init__(self) -> None:
+        self.returned = [0.0] * BINS
+        self.lost = [0.0] * BINS
+        self.total = 0.0
+
+    def counted(self) -> None:
+        self.total += 1.0
+        if self.total > REMEMBERED:
+            self.returned = [count * 0.5 for count in self.returned]
+            self.lost = [count * 0.5 for count in self.lost]
+            self.total *= 0.5
+
+
 class Waits:
     """Counts of returns and of waits that ended otherwise, by kind and age."""
 
     def __init__(self) -> None:
-        self._returned: dict[WaitKind, _F64] = {}
-        self._lost: dict[WaitKind, _F64] = {}
-        self._observed: dict[WaitKind, float] = {}
+        self._kinds: dict[WaitKind, _Observed] = {}
         self._rates: dict[WaitKind, list[float]] = {}
         self._usual: list[float] = _indices(np.full((1, BINS), PRIOR_HAZARD))[0].tolist()
 
     def returned(self, kind: WaitKind, waited_s: float) -> None:
         """A branch came back after this time."""
-        self._count(self._returned, kind, waited_s)
+        observed = self._kinds.get(kind) or self._kinds.setdefault(kind, _Observed())
+        observed.returned[bin_of(waited_s)] += 1.0
+        observed.counted()
 
     def lost(self, kind: WaitKind, waited_s: float) -> None:
         """A branch ended, or nobody waits for it any more, after this time."""
-        self._count(self._lost, kind, waited_s)
+        observed = self._kinds.get(kind) or self._kinds.setdefault(kind, _Observed())
+        observed.lost[bin_of(waited_s)] += 1.0
+        observed.counted()
 
     def rates(self, kind: WaitKind) -> list[float]:
         """Returns per second of keeping, by bin of age, as of the last `refit`."""
@@ -66,32 +86,21 @@ class Waits:
 
     def refit(self) -> None:
         """Take in what was counted. Cost: a few milliseconds for hundreds of kinds."""
-        kinds = list(self._returned)
-        if not kinds:
+        if not self._kinds:
             return
-        returned = np.array([self._returned[kind] for kind in kinds])
-        lost = np.array([self._lost[kind] for kind in kinds])
+        returned = np.array([observed.returned for observed in self._kinds.values()])
+        lost = np.array([observed.lost for observed in self._kinds.values()])
         exposed = np.cumsum((returned + lost)[:, ::-1], axis=1)[:, ::-1]
         usual = (returned.sum(axis=0) + PRIOR_HAZARD) / (exposed.sum(axis=0) + 1.0)
         own = (returned + LEAN * usual) / (exposed + LEAN)
         indices = _indices(np.vstack([usual, own])).tolist()
         self._usual = indices[0]
-        self._rates = dict(zip(kinds, indices[1:], strict=True))
-
-    def _count(self, counts: dict[WaitKind, _F64], kind: WaitKind, waited_s: float) -> None:
-        for both in (self._returned, self._lost):
-            if kind not in both:
-                both[kind] = np.zeros(BINS)
-        counts[kind][bin_of(waited_s)] += 1.0
-        self._observed[kind] = self._observed.get(kind, 0.0) + 1.0
-        if self._observed[kind] > REMEMBERED:
-            self._returned[kind] *= 0.5
-            self._lost[kind] *= 0.5
-            self._observed[kind] *= 0.5
+        self._rates = dict(zip(self._kinds, indices[1:], strict=True))
 
     def check(self) -> None:
-        """Counts are kept for the same kinds, and no rate is beyond a return within the narrowest bin."""
-        assert self._returned.keys() == self._lost.keys()
+        """Every observation is counted once, and no rate is beyond a return within the narrowest bin."""
+        for observed in self._kinds.values():
+            assert abs(sum(observed.returned) + sum(observed.lost) - observed.total) < 1e-6 * REMEMBERED
         for rates in (self._usual, *self._rates.values()):
             assert len(rates) == BINS
             assert all(0.0 <= rate <= 2.0 / ((RATIO - 1.0) * SHORTEST_S) for rate in rates), rates
