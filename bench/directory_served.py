@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import psutil
+import uvloop
 
 from bench.directory_load import Load, contexts
 from bench.directory_sides import quietest
@@ -145,5 +146,9 @@ async def ask(url: str, pids: dict[str, int], seconds: float) -> dict[str, Any]:
 def served(seconds: float) -> dict[str, Any]:
     """Poisson arrivals at 2,000 a second, from send to answer; broker, directory and asker share the machine. Quantiles
     are those of the quietest second."""
-    with tempfile.TemporaryDirectory() as work, processes(Path(work)) as (url, pids):
-        return asyncio.run(ask(url, pids, seconds))
+    with (
+        tempfile.TemporaryDirectory() as work,
+        processes(Path(work)) as (url, pids),
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+    ):
+        return runner.run(ask(url, pids, seconds))

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 
 from schemas.codec import RejectedMessage
-from services.bus.types import Delivery, EndpointStats, Handler, Responder
+from services.bus.types import BusError, Delivery, EndpointStats, Handler, Responder
 from services.observe import RateLimitedLog
 
 DEFAULT_LIMIT = 65_536
@@ -99,18 +99,23 @@ class Mailbox:
 
 
 class Responders:
-    """Runs one responder: a task per request, at most `limit` at once, later ones wait in the mailbox."""
+    """Runs one responder: a task per request, at most `limit` at once, later ones wait in the mailbox. Where that is
+    one, the mailbox's own task answers."""
 
     def __init__(
         self, responder: Responder, reply: Reply, stats: EndpointStats, limit: int, log: RateLimitedLog
     ) -> None:
         self.stats, self._log = stats, log
         self._responder, self._reply = responder, reply
+        self._in_turn = limit == 1
         self._room = asyncio.Semaphore(limit)
         self._running: set[asyncio.Task[None]] = set()
 
     async def handle(self, delivery: Delivery) -> None:
         """The mailbox's handler: start the answer, wait only for room."""
+        if self._in_turn:
+            await self._answer(delivery)
+            return
         await self._room.acquire()
         task = asyncio.get_running_loop().create_task(self._answer(delivery), name=f"respond {delivery.subject}")
         self._running.add(task)
@@ -128,17 +133,23 @@ class Responders:
         except RejectedMessage as error:
             text = f"rejected: {error}"
             self._log.warning("request_rejected", kind=self.stats.subject, subject=delivery.subject, error=str(error))
-            await self._reply(delivery, b"", text)
+            await self._refuse(delivery, text)
         except Exception as error:  # noqa: BLE001 - counted, logged and told to the requester
             text = f"{type(error).__name__}: {error}"
             subject = self.stats.subject
             self._log.warning("responder_failed", kind=subject, subject=delivery.subject, exc_info=error)
-            await self._reply(delivery, b"", text)
+            await self._refuse(delivery, text)
         self.stats.requests += 1
         self.stats.processing_ns += time.perf_counter_ns() - started
         if text:
             self.stats.errors += 1
             self.stats.last_error = text
+
+    async def _refuse(self, delivery: Delivery, text: str) -> None:
+        try:
+            await self._reply(delivery, b"", text)
+        except BusError as error:
+            self._log.warning("answer_not_sent", kind=self.stats.subject, subject=delivery.subject, error=str(error))
 
     async def join(self) -> None:
         """Wait for the answers under way."""

@@ -165,8 +165,8 @@ class Bus(Protocol):
         ...
 
     async def respond(self, subject: str, responder: Responder, *, queue: str = "", limit: int = 256) -> Subscription:
-        """Answer requests, each in a task of its own, at most `limit` at once. An exception becomes the requester's
-        RemoteError."""
+        """Answer requests, each in a task of its own, at most `limit` at once; with 1 there are no tasks, which suits
+        responders that never wait. An exception becomes the requester's RemoteError."""
         ...
 
     async def ensure_stream(

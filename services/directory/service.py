@@ -141,7 +141,7 @@ class DirectoryService:
         await self._answer()
 
     async def _answer(self) -> None:
-        """Take questions."""
+        """Take questions; no answer waits for anything."""
         responders = {
             "match": self._match,
             "branch": self._branches,
@@ -150,7 +150,8 @@ class DirectoryService:
             "stats": self._stats,
         }
         for verb, responder in responders.items():
-            self._answering.append(await self._bus.respond(self._subjects.query_directory(verb), responder))
+            subject = self._subjects.query_directory(verb)
+            self._answering.append(await self._bus.respond(subject, responder, limit=1))
 
     # what is heard
 

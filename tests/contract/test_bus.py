@@ -153,6 +153,29 @@ async def test_responders_are_bounded(connect: Connect) -> None:
     assert most == 4
 
 
+async def test_one_at_a_time_answers_in_order_and_outlives_its_failures(connect: Connect) -> None:
+    asker, answerer = await connect(), await connect()
+    running, seen = 0, list[bytes]()
+
+    async def responder(delivery: Delivery) -> bytes:
+        nonlocal running
+        running += 1
+        assert running == 1
+        await asyncio.sleep(0.001)
+        running -= 1
+        seen.append(delivery.data)
+        if delivery.data == b"3":
+            raise ValueError("no 3")
+        return delivery.data
+
+    await answerer.respond("in.turn", responder, limit=1)
+    questions = [str(number).encode() for number in range(8)]
+    answers = await asyncio.gather(*(asker.request("in.turn", data, 5) for data in questions), return_exceptions=True)
+    assert seen == questions
+    assert [answer for answer in answers if isinstance(answer, bytes)] == [data for data in questions if data != b"3"]
+    assert str(answers[3]) == "ValueError: no 3"
+
+
 async def test_unsubscribed_means_silence(connect: Connect) -> None:
     one, two = await connect(), await connect()
     gone, stays = Collector(), Collector()

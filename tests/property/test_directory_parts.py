@@ -150,6 +150,36 @@ def test_a_feed_applies_each_message_once_and_in_order(steps: list[str]) -> None
 
 
 @settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 3 * STRIDE), st.integers(0, 3 * STRIDE)), min_size=2, max_size=6),
+    st.randoms(use_true_random=False),
+)
+def test_who_computes_a_block_is_found_wherever_prompts_begin_and_part(
+    cut: list[tuple[int, int]], rnd: random.Random
+) -> None:
+    """Prompt n shares `common` blocks with all, and its first `known` blocks lie somewhere when it comes."""
+    pending = PendingPrefixes(lease_s=10.0)
+    alive: dict[int, tuple[int, list[int]]] = {}
+    for number, (common, known) in enumerate(cut):
+        keys = keys_of((0,) * common + (number + 1,) * (4 * STRIDE))
+        found = pending.ahead(known, keys_view(pack(keys)), f"r{number}")
+        expected = next(
+            (n for n, (start, other) in alive.items() if start <= known and other[known] == keys[known]), None
+        )
+        assert (None if found is None else int(found[1].request[1:])) == expected
+        if found is not None and expected is not None:
+            same = [mine == other for mine, other in zip(keys, alive[expected][1], strict=False)]
+            assert found[0] == same.index(False)
+        pending.add(f"r{number}", known, keys_view(pack(keys)), 0.0)
+        alive[number] = known, keys
+        if rnd.random() < 0.3:
+            gone = rnd.choice(list(alive))
+            pending.release(f"r{gone}")
+            del alive[gone]
+        pending.check()
+
+
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 3 * STRIDE), min_size=2, max_size=6), st.randoms(use_true_random=False))
 def test_siblings_find_the_oldest_request_with_their_prefix(shared: list[int], rnd: random.Random) -> None:
     """Prompt n shares `shared[n]` blocks with all and goes on alone."""

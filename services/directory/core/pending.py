@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
 
 from services.directory.core.run import Keys
 
 STRIDE = 16
-"""Every so many blocks a key is indexed. Keys are chained, so that a common key proves all blocks before it; two
-prompts that part within a stride may not be seen to have those blocks in common."""
+"""Every so many blocks a key is indexed. Keys are chained, so that a common key proves all blocks before it."""
+FOLLOWERS_LOOKED_AT = 64
+"""Where the first request with an indexed key goes another way within the stride, so many others with it are asked."""
 _NONE: Keys = memoryview(b"").cast("Q")
 
 
@@ -38,6 +40,11 @@ class Pending:
         """Whether a prompt whose blocks from `start` on lie nowhere is this one."""
         first, last = self.start, self.start + len(self.keys)
         return first <= start and last == len(keys) and (first == last or self.keys[-1] == keys[-1])
+
+    def computes(self, number: int, key: int) -> bool:
+        """Whether block `number` of a context is one of this prompt's and lies nowhere yet."""
+        at = number - self.start
+        return 0 <= at < len(self.keys) and self.keys[at] == key
 
 
 class PendingPrefixes:
@@ -77,14 +84,24 @@ class PendingPrefixes:
     def ahead(self, known: int, keys: Keys, request: str) -> tuple[int, Pending] | None:
         """The first other request that computes block number `known` of `keys`, and how many leading blocks of `keys`
         will be there when it has; None if there is none."""
-        first: tuple[int, Pending] | None = None
+        first: Pending | None = None
         own = self._requests.get(request)
         rank = own.rank if own is not None else self._ranks + 1
-        for number in (known, known + STRIDE - known % STRIDE):
-            pending = self._first.get(keys[number]) if number < len(keys) else None
-            if pending is not None and pending.rank < rank:
-                first, rank = (number, pending), pending.rank
-        return None if first is None else (_common(first[1], keys, first[0] + 1), first[1])
+        near = known - known % STRIDE
+        for number in (*range(near, known + 1), near + STRIDE) if self._first else ():
+            marked = self._first.get(keys[number]) if number < len(keys) else None
+            if marked is None:
+                continue
+            alone = marked.computes(known, keys[known])
+            for pending in (marked,) if alone else self._following(marked):
+                if pending.rank < rank and pending.computes(known, keys[known]):
+                    first, rank = pending, pending.rank
+        return None if first is None else (_common(first, keys, known + 1), first)
+
+    def _following(self, marked: Pending) -> Iterator[Pending]:
+        for follower in marked.followers[:FOLLOWERS_LOOKED_AT]:
+            if self._requests.get(follower.request) is follower:
+                yield follower
 
     def release(self, request: str) -> Pending | None:
         """The request was answered, failed or was cancelled."""
