@@ -108,18 +108,20 @@ class SimulatedDirectory:
     # where KV lies
 
     def stored(self, node: str, tier: str, parent: int | None, keys: "array[int]", now: float) -> None:
-        self._moved(node, _change(ChangeType.STORED, tier, parent, keys), now)
+        """New copies are neither referenced nor unreachable to their pool: it needs no word that says so."""
+        change = _change(ChangeType.STORED, tier, parent, keys)
+        new = ReferencesChanged(node, referenced=False, unreachable=False, keys=change.hashes)
+        self._follow([effect for effect in self._moved(node, change, now) if effect != new], now)
 
     def removed(self, node: str, tier: str, parent: int | None, keys: "array[int]", now: float) -> None:
-        self._moved(node, _change(ChangeType.REMOVED, tier, parent, keys), now)
+        self._follow(self._moved(node, _change(ChangeType.REMOVED, tier, parent, keys), now), now)
 
     def cleared(self, node: str, tier: str, now: float) -> None:
-        self._moved(node, LocationChange(type=ChangeType.CLEARED, tier=Tier(tier)), now)
+        self._follow(self._moved(node, LocationChange(type=ChangeType.CLEARED, tier=Tier(tier)), now), now)
 
-    def _moved(self, node: str, change: LocationChange, now: float) -> None:
+    def _moved(self, node: str, change: LocationChange, now: float) -> list[Effect]:
         self._seq[node] += 1
-        message = KvLocation(node=node, incarnation=1, seq=self._seq[node], changes=[change])
-        self._follow(self.core.on_location(message, now), now)
+        return self.core.on_location(KvLocation(node=node, incarnation=1, seq=self._seq[node], changes=[change]), now)
 
     # effects
 

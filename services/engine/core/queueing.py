@@ -269,31 +269,33 @@ class Queueing:
 
     def _refusal(self, key: LegKey, request: ServeRequest) -> ServeReply | None:
         """Why this leg is not taken, with the value and its limit; None if it is."""
+        cause = self._cause(key, request)
+        if cause is None:
+            return None
+        reason, text = cause
+        return ServeReply(accepted=False, epoch=self.switch.epoch, reason=reason, text=text)
+
+    def _cause(self, key: LegKey, request: ServeRequest) -> tuple[str, str] | None:
         limits, serves, newest = self.limits, self.switch.phase, self.table.newest_attempt(key.id, key.phase)
         prompt, output, device = request.prompt_tokens, request.sampling.max_new_tokens, self._need_tokens(request)
         if key.phase is Phase.DECODE and request.peer == limits.node and not limits.shared_pair:
             device += limits.rounded(prompt + 1)
         waiting = len(self.table.waiting[key.phase])
-        causes = (
-            (self.draining, "draining", "the node is stopping"),
-            (
-                not serves.serves(key.phase) and not self._resumes(request),
-                "phase",
-                f"the node serves {serves}, not {key.phase}",
-            ),
-            (key in self.table.refused, "cancelled", "cancelled before it came"),
-            (newest > key.attempt, "stale", f"attempt {key.attempt}, but {newest} has already been here"),
-            (
-                prompt + output > limits.max_context_tokens,
-                "context",
-                f"{prompt} prompt + {output} new tokens exceed the context of {limits.max_context_tokens}",
-            ),
-            (device > limits.l1_tokens, "context", f"{device} tokens of KV exceed device memory of {limits.l1_tokens}"),
-            (waiting >= limits.max_waiting, "full", f"{waiting} legs wait, limit {limits.max_waiting}"),
-        )
-        for applies, reason, text in causes:
-            if applies:
-                return ServeReply(accepted=False, epoch=self.switch.epoch, reason=reason, text=text)
+        if self.draining:
+            return "draining", "the node is stopping"
+        if not serves.serves(key.phase) and not self._resumes(request):
+            return "phase", f"the node serves {serves}, not {key.phase}"
+        if key in self.table.refused:
+            return "cancelled", "cancelled before it came"
+        if newest > key.attempt:
+            return "stale", f"attempt {key.attempt}, but {newest} has already been here"
+        if prompt + output > limits.max_context_tokens:
+            text = f"{prompt} prompt + {output} new tokens exceed the context of {limits.max_context_tokens}"
+            return "context", text
+        if device > limits.l1_tokens:
+            return "context", f"{device} tokens of KV exceed device memory of {limits.l1_tokens}"
+        if waiting >= limits.max_waiting:
+            return "full", f"{waiting} legs wait, limit {limits.max_waiting}"
         return None
 
     def _resumes(self, request: ServeRequest) -> bool:

@@ -44,7 +44,7 @@ class Demand:
         """A request that was served; `pause_s` None where nothing is known of what its branch did before."""
         t_uc, t_c = float(record.uncached_tokens), float(record.cached_tokens)
         features = np.array((1.0, t_uc, attention_pairs(t_uc, t_c), t_c))
-        self.moments = self.moments + np.outer(features, features)
+        self.moments += features[:, None] * features
         self.requests += 1
         self.t_out += record.output_tokens
         self.e2e_s += max(0.0, record.t_end - record.t_arrive)

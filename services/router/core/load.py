@@ -163,7 +163,10 @@ class Ledger:
             del side[request]
 
     def _node(self, node: str) -> _Node:
-        return self._nodes.setdefault(node, _Node({}, {}))
+        entry = self._nodes.get(node)
+        if entry is None:
+            entry = self._nodes[node] = _Node({}, {})
+        return entry
 
     def _side(self, booking: Booking) -> dict[str, Booking]:
         node = self._node(booking.node)

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from schemas.directory import MatchReply
+from schemas.iteration_model import IterationModel
 from schemas.phase import Phase
 from schemas.telemetry import NodeTelemetry
 from services.engine.core.timing import PrefillTerms
@@ -65,6 +66,7 @@ class Own(Passive):
         self._lineage: dict[str, tuple[str, int]] = {}
         self._turn = 0
         self._tick_at = 0.0
+        self._heard_models: dict[str, IterationModel] = {}
 
     def begin(self, cluster: Cluster, now: float) -> None:
         super().begin(cluster, now)
@@ -176,9 +178,10 @@ class Own(Passive):
         self._tick_at = now + TICK_S
         self.directory.tick(now)
         moves = self.planner.tick(self._heard(now), now)
-        self._placer.learned(
-            {name: coefficients_of(model, self._default) for name, model in self.planner.models.items()}
-        )
+        if self.planner.models is not self._heard_models:
+            self._heard_models = self.planner.models
+            learned = {name: coefficients_of(model, self._default) for name, model in self._heard_models.items()}
+            self._placer.learned(learned)
         for move in moves:
             if move.phase is not None:
                 epoch = self.planner.epoch(move.node)
