@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.stationary import QUICK_TIMES, trimmed
-from bench.stationary_runs import Job, run_all
+from bench.stationary import SHORT_TIMES, trimmed
+from bench.stationary_runs import CORES, Job, run_all
 from services.simulator.systems.ablated import ALONE, CUMULATIVE, START, name_of
 
 WORKLOAD, AGENTS = "claude-code", 126
@@ -41,9 +41,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--short", action="store_true", help="half an hour a run")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--workers", type=int, default=CORES)
     options = parser.parse_args(argv)
-    times = SHORTEST if options.quick else QUICK_TIMES if options.short else {}
+    times = SHORTEST if options.quick else SHORT_TIMES if options.short else {}
     named = configurations(quick=options.quick)
     jobs = [
         Job(WORKLOAD, system, AGENTS, seed, START, **times)

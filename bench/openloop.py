@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.stationary import NODES, trimmed
-from bench.stationary_runs import Job, best_split, run_all
+from bench.stationary_runs import CORES, Job, best_split, run_all
 
 SCENARIO = "open-loop"
 RATES = (0.5, 0.75, 1.0, 1.25)
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--systems", default=f"{OURS},{OWN},{BASELINE},dynamo-1.5.1")
-    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--workers", type=int, default=CORES)
     options = parser.parse_args(argv)
     times: dict[str, Any] = QUICK_TIMES if options.quick else {}
     rates = (QUICK_RATE,) if options.quick else RATES

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.stationary import NODES, trimmed
-from bench.stationary_runs import Job, run_all
+from bench.stationary_runs import CORES, Job, run_all
 
 WINDOW_S, QUICK_WINDOW_S = 600.0, 300.0
 PERIODS = ("putnam", "putnam+osworld", "osworld")
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--systems", default="ours,reference,dynamo-1.5.1")
-    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--workers", type=int, default=CORES)
     options = parser.parse_args(argv)
     scenario = "shift-quick" if options.quick else "shift"
     splits = ("5P4D", "7P2D") if options.quick else [f"{n}P{NODES - n}D" for n in range(1, NODES)]

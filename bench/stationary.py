@@ -4,6 +4,8 @@ Putnam, Claude Code and OSWorld agents at three concurrencies each on nine simul
 scored, start 6P3D. Systems that never change the split run at their best one, which is searched for. First the runs at
 splits that the reference named, with its figure beside: where they differ by more than 15 %, no ratio is claimed.
 All figures here are simulated, those called reported excepted. Traces: EI_TRACES names their folder.
+`--quick`: one concurrency a workload, three systems, five minutes warm-up and five scored: too short for the planner's
+first decision; it shows that everything runs, and checks no bound. `--short`: half an hour a run, for a first look.
 """
 
 import argparse
@@ -14,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from bench.stationary_reported import AGENTS, AGREES, KNOWN_SPLITS, START_OF_SEARCH, SYSTEMS
-from bench.stationary_runs import Job, best_split, run_all
+from bench.stationary_runs import CORES, Job, best_split, run_all
 from services.simulator.systems.catalogue import FIXED_SPLIT
 
 NODES, GPUS_A_NODE = 9, 4
 QUICK = {"claude-code": 126, "putnam": 288, "osworld": 144}
 QUICK_SPLIT = {"claude-code": "4P5D", "putnam": "2P7D", "osworld": "8P1D"}
-QUICK_TIMES = {"warm_up_s": 600.0, "scored_s": 1200.0, "ramp_s": 120.0}
+QUICK_TIMES = {"warm_up_s": 300.0, "scored_s": 300.0, "ramp_s": 60.0}
+SHORT_TIMES = {"warm_up_s": 600.0, "scored_s": 1200.0, "ramp_s": 120.0}
 KEYS = (
     "workload", "agents", "system", "throughput_rps", "ttft_mean_s", "ttft_p95_s", "e2e_mean_s", "e2e_p95_s",
     "tpot_mean_ms", "hit_pct", "ideal_hit_pct", "lost_reuse_pct", "uncached_tokens_per_request", "pause_mean_s",
@@ -71,11 +74,11 @@ def against_reported(times: dict[str, float], workers: int, seed: int) -> list[d
 
 
 def quick(workers: int) -> dict[str, Any]:
-    """An honest smaller run: one concurrency a workload, three systems, half an hour each. It checks no bound."""
+    """An honest smaller run: one concurrency a workload, three systems, ten minutes each. It checks no bound."""
     jobs = [
         Job(workload, system, agents, 1, QUICK_SPLIT[workload] if system == "static-own" else None, **QUICK_TIMES)
+        for system in ("static-own", "ours", "dynamo-1.5.1")
         for workload, agents in QUICK.items()
-        for system in ("ours", "dynamo-1.5.1", "static-own")
     ]
     rows = [trimmed(result) for result in run_all(jobs, workers)]
     show(rows)
@@ -130,18 +133,18 @@ def full(
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="bench.stationary", description=__doc__)
-    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--quick", action="store_true", help="ten minutes a run, one concurrency, three systems")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--systems", default="ours,reference,static-own,static,dynamo-1.5.1")
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--workers", type=int, default=CORES)
     parser.add_argument("--short", action="store_true", help="half an hour a run, for a first look")
     parser.add_argument("--no-search", action="store_true", help="fixed splits as the reference named them")
     options = parser.parse_args(argv)
     if options.quick:
         line = quick(options.workers)
     else:
-        times = QUICK_TIMES if options.short else {}
+        times = SHORT_TIMES if options.short else {}
         systems = options.systems.split(",")
         line = full(systems, options.seeds, options.workers, times, search=not options.no_search)
         line |= {"warm_up_s": times.get("warm_up_s", 1800.0), "scored_s": times.get("scored_s", 3600.0)}

@@ -14,6 +14,7 @@ import msgspec
 
 from services.simulator.scenario import Scenario, read_scenario, simulate, trace_folder
 
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 KEPT = Path(".cache/simulator")
 SOURCES = (
     "schemas",
@@ -96,10 +97,11 @@ def run_job(job: Job) -> dict[str, Any]:
 
 
 def run_all(jobs: Sequence[Job], workers: int) -> list[dict[str, Any]]:
-    """All of them, in the order given; kept ones cost nothing."""
-    if workers == 1:
+    """All of them, in the order given, on at most as many cores as there are; kept ones cost nothing."""
+    used = min(workers, CORES, len(jobs))
+    if used <= 1:
         return [run_job(job) for job in jobs]
-    with ProcessPoolExecutor(workers) as pool:
+    with ProcessPoolExecutor(used) as pool:
         return list(pool.map(run_job, jobs))
 
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.stationary import QUICK_TIMES, trimmed
+from bench.stationary import SHORT_TIMES, trimmed
 from bench.stationary_reported import AGREES
-from bench.stationary_runs import Job, run_all
+from bench.stationary_runs import CORES, Job, run_all
 
 WORKLOAD = "claude-code"
 QUICK = ("static", "sticky", "arrow", "thunderagent", "dynamo-1.6.1")
@@ -126,10 +126,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--short", action="store_true")
     parser.add_argument("--only", default="", metavar="ID,...")
     parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--workers", type=int, default=CORES)
     options = parser.parse_args(argv)
     only = options.only.split(",") if options.only else QUICK if options.quick else [case.system for case in CASES]
-    times = QUICK_TIMES if options.quick or options.short else {}
+    times = SHORT_TIMES if options.quick or options.short else {}
     cases = [case for case in CASES if case.system in only]
     jobs = [Job(WORKLOAD, case.system, case.agents, 1, case.split, **times) for case in cases]
     rows = [compare(case, result) for case, result in zip(cases, run_all(jobs, options.workers), strict=True)]

@@ -25,6 +25,8 @@ _FOREVER_S = 1e12
 _SPREAD = 0x9E3779B97F4A7C15
 _SPREAD_KEY = np.uint64(_SPREAD)
 _WORD = 1 << 64
+_LAST = _WORD - 1
+_FEW_KEYS = 16
 _GATHER = pow(_SPREAD, -1, _WORD)
 _KINDS = {"fork": BranchKind.FORK, "subagent": BranchKind.SUBAGENT}
 
@@ -171,12 +173,16 @@ def _spread(keys: "array[int]") -> bytes:
 
 def _runs(packed: bytes) -> list[KeyRun]:
     """The nodes' own keys behind packed ones, as runs of consecutive ones."""
-    keys = np.frombuffer(packed, np.uint64)
+    keys = memoryview(packed).cast("Q")
     count = len(keys)
-    ends = [count] if count == 1 else [*((keys[1:] - keys[:-1] != _SPREAD_KEY).nonzero()[0] + 1).tolist(), count]
+    if count <= _FEW_KEYS:
+        starts = [at for at in range(1, count) if keys[at] != (keys[at - 1] + _SPREAD) & _LAST]
+    else:
+        many = np.frombuffer(packed, np.uint64)
+        starts = ((many[1:] - many[:-1] != _SPREAD_KEY).nonzero()[0] + 1).tolist()
     start, runs = 0, list[KeyRun]()
-    for end in ends:
-        runs.append((int(keys[start]) * _GATHER % _WORD, end - start))
+    for end in (*starts, count):
+        runs.append((keys[start] * _GATHER & _LAST, end - start))
         start = end
     return runs
 

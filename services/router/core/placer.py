@@ -126,7 +126,7 @@ class Placer:
         best, row = float(seconds.min()) + TIE_S, index.get(prefill_node)
         if row is not None and seconds[row] <= best:
             return prefill_node
-        equal = np.flatnonzero(seconds <= best)
+        equal = (seconds <= best).nonzero()[0]
         return self.roster.names[int(equal[turn % len(equal)])]
 
     def _handoff_s(self, match: MatchReply, tokens: int, prefill_node: str) -> Floats:

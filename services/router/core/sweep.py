@@ -65,7 +65,7 @@ class Sweep(Sequence[Candidate]):
         request on every node -> (rest of the running batch, queue before it). `resumes`: decode nodes among `rows`."""
         self._prompt, self._names = prompt, roster.names
         self._index, self._usable = roster.index, usable
-        self._rows = np.flatnonzero(rows)
+        self._rows = rows.nonzero()[0]
         plans = _prefixes(prompt, roster, usable, fetch)
         service, rest = _service(prompt, roster, plans)
         duplicate = _duplicate(prompt, roster, plans)
@@ -98,7 +98,7 @@ class Sweep(Sequence[Candidate]):
         times = self._cost_s[self._rows]
         if not len(times):
             raise ValueError("no node to choose from")
-        equal = np.flatnonzero(times <= times.min() + TIE_S)
+        equal = (times <= times.min() + TIE_S).nonzero()[0]
         return self[int(equal[turn % len(equal)])]
 
     def first(self, count: int) -> list[Candidate]:
