@@ -19,6 +19,7 @@ class Mix:
     """What agents play. `agents` of them at a time (closed loop) or `per_minute` new ones (open loop), from `since` on.
 
     `max_pause_s` caps recorded pauses, `output_scale` multiplies answers, `media`: every request carries a picture.
+    `midway`: those that begin in the ramp are anywhere in their work, as in a cluster that has served for long.
     """
 
     trace: Trace
@@ -29,6 +30,7 @@ class Mix:
     media: bool = False
     since: float = 0.0
     ramp_s: float = 600.0
+    midway: bool = False
 
 
 @dataclass(slots=True)
@@ -88,7 +90,8 @@ class Agents:
     def _fill(self, group: _Group, since: float, ramp_s: float) -> None:
         while group.running < group.target:
             group.running += 1
-            self._agenda.at(since + self._random.uniform(0.0, ramp_s), lambda now: self._begin(group, now))
+            at, midway = since + self._random.uniform(0.0, ramp_s), group.mix.midway
+            self._agenda.at(at, lambda now: self._begin(group, now, midway=midway))
 
     def _gap(self, mix: Mix) -> float:
         return self._random.expovariate(mix.per_minute / 60.0)
@@ -98,9 +101,14 @@ class Agents:
         self._begin(group, now)
         self._agenda.at(now + self._gap(group.mix), lambda at: self._next_open(group, at))
 
-    def _begin(self, group: _Group, now: float) -> None:
-        play = group.mix.trace.plays[group.order[group.next_play % len(group.order)]]
-        group.next_play += 1
+    def _begin(self, group: _Group, now: float, *, midway: bool = False) -> None:
+        """A new agent. One found midway through its work is the likelier of a play the longer that is."""
+        plays = group.mix.trace.plays
+        if midway:
+            (play,) = self._random.choices(plays, weights=[len(play.turns) for play in plays])
+        else:
+            play = plays[group.order[group.next_play % len(group.order)]]
+            group.next_play += 1
         self._started += 1
         agent = _Agent(
             name=f"a{self._started}",
@@ -112,9 +120,15 @@ class Agents:
             left=len(play.turns),
         )
         self._began[agent.name] = now
-        for number, turn in enumerate(play.turns):
-            if not turn.after:
-                self._plan(agent, number, now + turn.not_before_s)
+        skipped = self._random.randrange(len(play.turns)) if midway else 0
+        agent.left -= skipped
+        for number in range(skipped):
+            for waiting, _ in play.unblocks[number]:
+                agent.waits[waiting] -= 1
+        for number in range(skipped, len(play.turns)):
+            if not agent.waits[number]:
+                not_before_s = 0.0 if skipped else play.turns[number].not_before_s
+                self._plan(agent, number, now + not_before_s)
 
     def _plan(self, agent: _Agent, number: int, at: float) -> None:
         self._agenda.at(at, lambda now: self._send(agent, number, now))

@@ -49,7 +49,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`media_s`: prefill time of a request with a picture beyond its tokens (c4). `split`: at the start.
 
-    `periods_s`: parts of the run that get figures of their own, as (from, to).
+    `midway`: the first agents begin anywhere in their work. `periods_s`: parts of the run that get figures of their own, as (from, to).
     """
 
     name: str
@@ -60,6 +60,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     scored_s: float = 3600.0
     media_s: float = 0.0
     ramp_s: float = 600.0
+    midway: bool = False
     periods_s: list[tuple[float, float]] = []
 
     @property
@@ -122,6 +123,7 @@ def simulate(
             media=work.media,
             since=work.since_s,
             ramp_s=scenario.ramp_s if work.ramp_s is None else work.ramp_s,
+            midway=scenario.midway,
         )
         resize = agents.add(mix)
         if work.until_s is not None:

@@ -5,12 +5,11 @@ from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from schemas.phase import Phase
+from services.router.core.load_columns import Floats, NodeColumn, Numbers, Prefills
 
 _SMOOTHING = 0.05
-Floats = npt.NDArray[np.float64]
 
 
 class Booking(msgspec.Struct, frozen=True):
@@ -29,16 +28,14 @@ class Booking(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class _Node:
-    """`waiting`: (predicted seconds, when sent) of each prefill that has not begun; `running`: (predicted seconds, when
-    begun) of the others."""
+    """Bookings at one node by request, and its number in the columns."""
 
-    prefill: dict[str, Booking]
-    decode: dict[str, Booking]
+    number: int
+    prefill: dict[str, Booking] = field(default_factory=dict)
+    decode: dict[str, Booking] = field(default_factory=dict)
     foreign_prefill: int = 0
     foreign_decode: int = 0
     decode_tokens: int = 0
-    waiting: dict[str, tuple[float, float]] = field(default_factory=dict)
-    running: dict[str, tuple[float, float]] = field(default_factory=dict)
 
 
 class Ledger:
@@ -50,6 +47,9 @@ class Ledger:
     def __init__(self, mean_output_tokens: float = 256.0, order_weight: float = 0.0) -> None:
         self.order_weight = order_weight
         self._nodes: dict[str, _Node] = {}
+        self._numbers = Numbers()
+        self._waiting, self._running = Prefills(), Prefills()
+        self._foreign, self._decoding, self._tokens = NodeColumn(), NodeColumn(), NodeColumn()
         self._requests: dict[str, tuple[Booking, ...]] = {}
         self._mean_service_s = 0.0
         self.mean_output_tokens = mean_output_tokens
@@ -81,6 +81,8 @@ class Ledger:
         foreign = max(0, legs - self.open_legs(node)) if shared else 0
         entry.foreign_decode = min(foreign, decoding)
         entry.foreign_prefill = foreign - entry.foreign_decode
+        self._foreign.set(entry.number, entry.foreign_prefill)
+        self._decoding.set(entry.number, len(entry.decode) + entry.foreign_decode)
 
     def wait(self, node: str, now: float) -> tuple[float, float]:
         """(T_rem, queue) in seconds: rest of the running batch, and the predicted times of all that waits."""
@@ -100,29 +102,27 @@ class Ledger:
     def waits(self, index: Mapping[str, int], service_s: Floats, now: float) -> tuple[Floats, Floats]:
         """`wait` for all nodes of `index` at once, as a request of `service_s` seconds (per node) would find it: those
         that will go before it count, those it overtakes do not."""
-        remaining, queue = [0.0] * len(index), [0.0] * len(index)
-        weight, service = self.order_weight, service_s.tolist()
-        for name, entry in self._nodes.items():
-            if not (entry.prefill or entry.foreign_prefill) or (row := index.get(name)) is None:
-                continue
-            ahead, running, since = entry.foreign_prefill * self._mean_service_s, 0.0, now
-            key = now + weight * service[row]
-            for seconds, started in entry.running.values():
-                running += seconds
-                since = min(since, started)
-            for seconds, placed in entry.waiting.values():
-                if not weight or placed + weight * seconds <= key:
-                    ahead += seconds
-            remaining[row], queue[row] = max(0.0, running - (now - since)), ahead
-        return np.array(remaining), np.array(queue)
+        size, rows = len(index), self._numbers.rows(index)
+        queue, running = np.zeros(size + 1), np.zeros(size + 1)
+        queue[rows] = self._foreign.first(len(rows)) * self._mean_service_s
+        if len(self._waiting):
+            at, seconds = rows[self._waiting.node], self._waiting.seconds
+            if self.order_weight:
+                goes = self._waiting.at + self.order_weight * seconds
+                seconds = seconds * (goes <= now + self.order_weight * service_s[np.minimum(at, size - 1)])
+            queue += np.bincount(at, seconds, size + 1)
+        if len(self._running):
+            at, since = rows[self._running.node], np.full(size + 1, now)
+            np.minimum.at(since, at, self._running.at)
+            running = np.maximum(0.0, np.bincount(at, self._running.seconds, size + 1) - (now - since))
+        return running[:size], queue[:size]
 
     def decodes(self, index: Mapping[str, int]) -> tuple[Floats, Floats]:
         """`decoding` for all nodes of `index` at once."""
-        running, tokens = [0] * len(index), [0] * len(index)
-        for name, entry in self._nodes.items():
-            if (entry.decode or entry.foreign_decode) and (row := index.get(name)) is not None:
-                running[row], tokens[row] = len(entry.decode) + entry.foreign_decode, entry.decode_tokens
-        return np.array(running, float), np.array(tokens, float)
+        size, rows = len(index), self._numbers.rows(index)
+        running, tokens = np.zeros(size + 1), np.zeros(size + 1)
+        running[rows], tokens[rows] = self._decoding.first(len(rows)), self._tokens.first(len(rows))
+        return running[:size], tokens[:size]
 
     def decoding(self, node: str) -> tuple[int, int]:
         """(requests placed to decode at the node, tokens promised to ours)."""
@@ -145,9 +145,11 @@ class Ledger:
         booked = [(request, booking) for request, bookings in self._requests.items() for booking in bookings]
         assert all(self._side(booking).get(request) is booking for request, booking in booked)
         assert len(booked) == sum(self.open_legs(node) for node in self._nodes)
+        prefills = self._waiting.held() | self._running.held()
+        assert prefills == {(id_, entry.number) for entry in self._nodes.values() for id_ in entry.prefill}
+        assert len(prefills) == len(self._waiting) + len(self._running)
         for entry in self._nodes.values():
             assert entry.foreign_prefill >= 0 <= entry.foreign_decode
-            assert entry.waiting.keys() | entry.running.keys() == entry.prefill.keys()
             assert entry.decode_tokens == sum(booking.tokens for booking in entry.decode.values())
 
     def _count(self, request: str, booking: Booking, sign: int) -> None:
@@ -155,18 +157,21 @@ class Ledger:
         entry = self._node(booking.node)
         if booking.phase is Phase.DECODE:
             entry.decode_tokens += sign * booking.tokens
+            self._tokens.set(entry.number, entry.decode_tokens)
+            self._decoding.set(entry.number, len(entry.decode) + entry.foreign_decode)
             return
-        side = entry.waiting if booking.started is None else entry.running
+        side = self._waiting if booking.started is None else self._running
         if sign > 0:
-            side[request] = booking.service_s, booking.placed if booking.started is None else booking.started
+            at = booking.placed if booking.started is None else booking.started
+            side.put(request, entry.number, booking.service_s, at)
         else:
-            del side[request]
+            side.drop(request, entry.number)
 
     def _node(self, node: str) -> _Node:
-        entry = self._nodes.get(node)
-        if entry is None:
-            entry = self._nodes[node] = _Node({}, {})
-        return entry
+        found = self._nodes.get(node)
+        if found is None:
+            found = self._nodes[node] = _Node(self._numbers.of(node))
+        return found
 
     def _side(self, booking: Booking) -> dict[str, Booking]:
         node = self._node(booking.node)
