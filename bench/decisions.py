@@ -7,6 +7,7 @@ not count; the median and the least of many.
 """
 
 import argparse
+import copy
 import json
 import random
 import statistics
@@ -69,9 +70,10 @@ def route() -> Callable[[int], None]:
         Piece(first=300, last=2200, nodes=everyone[40:42]),
         Piece(first=2200, last=2300, nodes=everyone[50:51]),
     ]
-    prompt = Prompt(TOKENS, BLOCK, MatchReply(blocks=2300, known_blocks=2300, pieces=pieces, nodes=nodes))
+    match = MatchReply(blocks=2300, known_blocks=2300, pieces=pieces, nodes=nodes)
 
     def once(turn: int) -> None:
+        prompt = Prompt(TOKENS, BLOCK, copy.copy(match))
         best = made.predict(prompt, made.serving(Phase.PREFILL, (), 1.0), 1.0).best(turn)
         made.choose_decode(prompt.match, TOKENS, made.serving(Phase.DECODE, (), 1.0), best.node, turn)
 

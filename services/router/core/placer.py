@@ -1,6 +1,6 @@
 """Where requests go, over all nodes at once: who is there, what they have to do, and how fast they are."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from services.router.core.fetch_rates import FetchRates
 from services.router.core.load import Ledger
 from services.router.core.nodes import Nodes
 from services.router.core.placement import TIE_S, FetchCost, Prompt
-from services.router.core.roster import Floats, Mask, Roster
+from services.router.core.roster import Floats, Holders, Mask, Roster
 from services.router.core.sweep import Resumes, Sweep
 from services.router.core.timing import Coefficients
 
@@ -39,6 +39,7 @@ class Placer:
         self.roster = Roster()
         self.fetches = FetchRates(fetch)
         self._model, self._handoff = model, handoff
+        self._holders: tuple[MatchReply, Mapping[str, int], Holders] | None = None
         self._alive_at: tuple[tuple[float, float, bool], Mask] | None = None
 
     def changed(self, name: str) -> None:
@@ -80,9 +81,8 @@ class Placer:
             return remaining, queue
 
         rows = prefill if resumes is None else prefill | resumes.nodes
-        return Sweep(
-            prompt, roster, rows, usable, lambda source: self.fetches.row(source, roster.index), waits, resumes
-        )
+        held, index = self._held(prompt.match), roster.index
+        return Sweep(prompt, held, roster, rows, usable, lambda source: self.fetches.row(source, index), waits, resumes)
 
     def _resumes(self, prompt: Prompt, prefill: Mask, decode: Mask) -> Resumes | None:
         """Decode nodes on whose device all but a few tokens of the prompt lie, and that have room for it twice: its two
@@ -131,16 +131,20 @@ class Placer:
 
     def _handoff_s(self, match: MatchReply, tokens: int, prefill_node: str) -> Floats:
         """How long the KV that a node lacks travels; none does to the prefill node itself."""
-        index, size = self.roster.index, self._block_size
-        missing = [float(tokens)] * len(index)
-        for found in match.nodes:
-            if found.l1_blocks and (row := index.get(found.node)) is not None:
-                missing[row] = max(0.0, float(tokens - found.l1_blocks * size))
+        index, holders = self.roster.index, self._held(match)
+        missing = np.full(len(index), float(tokens))
+        missing[holders.rows] = np.maximum(0.0, tokens - holders.l1_blocks * self._block_size)
         own = index.get(prefill_node)
         if own is not None:
             missing[own] = 0.0
-        seconds: Floats = np.array(missing) / self._handoff.tokens_per_s
-        return seconds
+        return missing / self._handoff.tokens_per_s
+
+    def _held(self, match: MatchReply) -> Holders:
+        """Kept for the several questions of one placement."""
+        index = self.roster.index
+        if self._holders is None or self._holders[0] is not match or self._holders[1] is not index:
+            self._holders = match, index, Holders(match, index)
+        return self._holders[2]
 
     @property
     def _block_size(self) -> int:

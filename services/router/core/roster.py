@@ -5,11 +5,13 @@ name.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from schemas.directory import MatchReply
 from schemas.phase import Phase
 from services.router.core.nodes import Node
 from services.router.core.timing import Coefficients
@@ -66,6 +68,18 @@ class DecodeRows:
     @classmethod
     def empty(cls, count: int) -> "DecodeRows":
         return cls(*(np.zeros(count) for _ in range(8)))
+
+
+class Holders:
+    """Who holds what of one prompt, by row: leading blocks on the device and in host memory of each node of a match."""
+
+    __slots__ = ("l1_blocks", "l2_blocks", "rows")
+
+    def __init__(self, match: MatchReply, index: Mapping[str, int]) -> None:
+        found = [(row, node) for node in match.nodes if (row := index.get(node.node)) is not None]
+        self.rows = np.array([row for row, _ in found], np.intp)
+        self.l1_blocks = np.array([node.l1_blocks for _, node in found], float)
+        self.l2_blocks = np.array([node.l2_blocks for _, node in found], float)
 
 
 class Roster:

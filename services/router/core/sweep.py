@@ -16,7 +16,7 @@ from services.router.core.placement import (
     Prompt,
 )
 from services.router.core.prefix import local_prefix, shared_prefix
-from services.router.core.roster import Floats, Mask, Roster
+from services.router.core.roster import Floats, Holders, Mask, Roster
 from services.router.core.timing import Work
 
 FetchRow = Callable[[str], tuple[Floats | float, Floats | float]]
@@ -54,6 +54,7 @@ class Sweep(Sequence[Candidate]):
     def __init__(
         self,
         prompt: Prompt,
+        holders: Holders,
         roster: Roster,
         rows: Mask,
         usable: Mask,
@@ -66,7 +67,7 @@ class Sweep(Sequence[Candidate]):
         self._prompt, self._names = prompt, roster.names
         self._index, self._usable = roster.index, usable
         self._rows = rows.nonzero()[0]
-        plans = _prefixes(prompt, roster, usable, fetch)
+        plans = _prefixes(prompt, holders, roster, usable, fetch)
         service, rest = _service(prompt, roster, plans)
         duplicate = _duplicate(prompt, roster, plans)
         self.remaining_s, self.queue_s = waits(np.minimum(service[0], service[1]))
@@ -137,7 +138,7 @@ class Sweep(Sequence[Candidate]):
         return row is not None and bool(self._usable[row])
 
 
-def _prefixes(prompt: Prompt, roster: Roster, usable: Mask, fetch: FetchRow) -> _Prefixes:
+def _prefixes(prompt: Prompt, holders: Holders, roster: Roster, usable: Mask, fetch: FetchRow) -> _Prefixes:
     """What every node can reuse (`prefix.shared_prefix` for one): most nodes hold the same, so each kind of node walks
     the pieces once.
 
@@ -145,15 +146,12 @@ def _prefixes(prompt: Prompt, roster: Roster, usable: Mask, fetch: FetchRow) -> 
     begins after its end.
     """
     match, limit, count, index = prompt.match, prompt.limit, len(roster), roster.index
-    leading, own, held = [0] * count, [0] * count, [0] * count
-    for node in match.nodes:
-        row = index.get(node.node)
-        if row is not None:
-            leading[row], own[row] = node.l1_blocks, node.l2_blocks
+    device, host, held = np.zeros(count), np.zeros(count), [0] * count
+    device[holders.rows], host[holders.rows] = holders.l1_blocks, holders.l2_blocks
     if match.pending_node is not None and (row := index.get(match.pending_node)) is not None:
-        leading[row] = max(leading[row], match.pending_blocks)
-    device = np.minimum(np.array(leading, float), limit)
-    own = np.maximum(device, np.minimum(own, limit)).astype(int).tolist()
+        device[row] = max(device[row], match.pending_blocks)
+    device = np.minimum(device, limit)
+    own = np.maximum(device, np.minimum(host, limit)).astype(int).tolist()
     walk: list[_Step] = []
     for place, piece in enumerate(sorted(match.pieces, key=_first) if match.pieces else ()):
         rows = [row for row in map(index.get, piece.nodes) if row is not None]
