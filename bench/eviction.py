@@ -86,7 +86,6 @@ def main() -> None:
     figures: dict[str, Any] = {
         "rows": rows,
         **keys(rows, SMOKE if chosen.quick else CLAUDE_CODE),
-        "agents": chosen.agents,
         "tokens_per_block": chosen.tokens_per_block,
         "service_s": chosen.service,
         "longest_wait_s": chosen.longest_wait,

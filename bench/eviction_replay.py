@@ -2,6 +2,7 @@
 
 from collections import deque
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 
@@ -59,7 +60,7 @@ class Replay:
         self._told, self._valued, make = POLICIES[policy]
         self._rival: Rival | None = make(capacity_blocks, sequence.tokens_per_block)
         self.pool = PoolCore(NODE, 1, capacity_blocks, order=self._rival)
-        self.directory = Directory(DirectoryConfig(), 1)
+        self.directory = Directory(DirectoryConfig() if self._valued else DirectoryConfig(scarce_share=inf), 1)
         self._known = np.zeros(sequence.blocks, bool)
         self._references = 0
         self._tick_s = 0.0

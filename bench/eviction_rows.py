@@ -77,7 +77,7 @@ def replays(
         for policy in policies:
 
             def replayed(policy: str = policy, blocks: int = max(1, int(capacity * most))) -> Row:
-                return _replayed(sequence(), policy, blocks) | {"demand_blocks": most}
+                return _replayed(sequence(), policy, blocks) | {"demand_blocks": most, "agents": setting.agents}
 
             yield kept.get(setting, policy, capacity, replayed)
 
@@ -91,6 +91,8 @@ def _replayed(sequence: Sequence, policy: str, blocks: int) -> Row:
         "hit": round(figures.hit / figures.prompt, 5),
         "ideal": round(figures.ideal / figures.prompt, 5),
         "lost": round(figures.lost, 6),
+        "lost_tokens": (figures.ideal - figures.hit) * sequence.tokens_per_block,
+        "ideal_tokens": figures.ideal * sequence.tokens_per_block,
         "slept_kept": round(figures.slept_hit / figures.slept_ideal, 4) if figures.slept_ideal else None,
         "left_kept": round(figures.left_kept / figures.left, 4) if figures.left else None,
         "refused": figures.refused,
@@ -111,7 +113,12 @@ def keys(rows: list[Row], trace: str) -> dict[str, float | None]:
     closed = None
     if counted is not None and ours is not None and best is not None and counted > best:
         closed = round((counted - ours) / (counted - best), 4)
-    return {"lost_ratio_at_1": over_lru(1.0), "lost_ratio_at_085": over_lru(0.85), "oracle_gap_closed_at_07": closed}
+    return {
+        "lost_ratio_at_115": over_lru(1.15),
+        "lost_ratio_at_1": over_lru(1.0),
+        "lost_ratio_at_085": over_lru(0.85),
+        "oracle_gap_closed_at_07": closed,
+    }
 
 
 def table(rows: list[Row], policies: list[str]) -> str:

@@ -82,10 +82,11 @@ class Loop:
         play = self._plays[number]
         self._left[number] = len(play)
         for place, row in enumerate(play):
-            self._needs[number, place] = len(row.dependencies)
-            for needed in row.dependencies:
+            after = row.starts_after
+            self._needs[number, place] = len(after)
+            for needed in after:
                 self._heirs[number, needed.request_id].append((place, needed.delay_ms / 1000))
-            if not row.dependencies:
+            if not after:
                 self._push(now + row.not_before_ms / 1000, number, place, begins=True)
 
     def _push(self, at_s: float, number: int, place: int, *, begins: bool) -> None:

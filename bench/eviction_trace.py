@@ -46,6 +46,13 @@ class Row(msgspec.Struct, frozen=True):
     prefix_class: str | None = None
     prefix_blocks: int = 0
 
+    @property
+    def starts_after(self) -> list[Dependency]:
+        """What it waits for; where nothing is recorded, the request whose context its own begins with."""
+        if self.dependencies or self.ctx.base is None:
+            return self.dependencies
+        return [Dependency(self.ctx.base, 0.0)]
+
 
 class Turn(NamedTuple):
     """One request: the blocks of its prompt, and those of prompt and answer; ids are places in one tree of contexts."""

@@ -8,7 +8,7 @@ from schemas.kv import keys_of as unpack
 from services.directory.core.checkpoint import restore, save
 from services.directory.core.effects import ValuesChanged
 from services.directory.core.waits import EDGES_S, WaitKind, Waits
-from services.directory.core.worth import AWAKE, ENDED, IDLE, LEAST, LEFT, SHARED
+from services.directory.core.worth import AWAKE, LEAST
 from tests.unit.directory_bench import Bench, chain, hello, stored
 
 SYSTEM = "s"
@@ -91,29 +91,29 @@ def test_a_sleeper_outlives_what_a_compaction_is_about_to_leave(scarce: Bench) -
     assert min(worth(scarce, A)) > LEAST
     scarce.answered("c", chain(*SYSTEM, "summary"), request="compaction", version=1)
     assert not any(referenced for referenced, _ in map(scarce.bits("p1").get, C[1:]))
-    assert worth(scarce, C, referenced=False)[1:] == [LEFT] * 4
+    assert max(worth(scarce, C, referenced=False)[1:]) < NEUTRAL
 
 
-def test_blocks_that_nobody_claims_any_more_are_told_apart_once(scarce: Bench) -> None:
+def test_of_blocks_that_nobody_claims_those_that_several_branches_passed_are_worth_more(scarce: Bench) -> None:
     for branch, keys in (("a", A), ("b", B), ("c", C)):
         request(scarce, branch, keys)
     for branch in "abc":
         scarce.tell(branch, BranchEventType.END)
-    assert worth(scarce, A, referenced=False) == [SHARED, *[ENDED] * 4]
+    shared, *own = worth(scarce, A, referenced=False)
+    assert max(own) < shared < NEUTRAL
 
 
-def test_what_a_branch_left_is_worth_nothing_when_it_ends(scarce: Bench) -> None:
-    request(scarce, "a", A)
-    request(scarce, "a", B, number=1, version=1)
-    assert worth(scarce, A, referenced=False) == [NEUTRAL, *[LEFT] * 4]
-    scarce.tell("a", BranchEventType.END)
-    assert worth(scarce, A, referenced=False) == [ENDED] * 5
-
-
-def test_a_silent_branch_leaves_more_than_one_that_went_on(scarce: Bench) -> None:
-    request(scarce, "a", A)
-    scarce.tick(2000.0)
-    assert worth(scarce, A, referenced=False) == [IDLE] * 5
+def test_starts_of_contexts_that_are_claimed_again_and_again_come_to_be_worth_more_than_their_ends(
+    scarce: Bench,
+) -> None:
+    for number in range(12):
+        keys = chain(*SYSTEM, *(f"{number}.{i}" for i in range(4)))
+        scarce.say("p1", number + 1, stored(keys))
+        request(scarce, f"agent{number}", keys)
+        scarce.tell(f"agent{number}", BranchEventType.END)
+        scarce.tick(60.0)
+    start, *rest = worth(scarce, keys, referenced=False)
+    assert max(rest) < start
 
 
 def test_a_kind_of_wait_that_always_takes_a_minute_is_worth_most_just_before_it_is_over() -> None:

@@ -97,6 +97,7 @@ def test_keys_are_ratios_of_lost_reuse_and_none_without_rows() -> None:
     lost = {"ours": 0.03, "lru": 0.2, "count-then-lru": 0.13, "oracle": 0.01}
     rows = [{"trace": "t", "capacity": c, "policy": p, "lost": share} for p, share in lost.items() for c in CAPACITIES]
     assert keys(rows, "t") == {
+        "lost_ratio_at_115": 0.15,
         "lost_ratio_at_1": 0.15,
         "lost_ratio_at_085": 0.15,
         "oracle_gap_closed_at_07": round(10 / 12, 4),

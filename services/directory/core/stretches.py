@@ -10,6 +10,8 @@ from services.directory.core.run import Run, Tip, path
 from services.directory.core.worth import AWAKE, LARGEST, DepthCost, rate_of, step_of
 
 PURGE_AT = 1024
+PAST = 16
+"""Branches remembered of a run that they left."""
 
 
 class Stretch(NamedTuple):
@@ -29,23 +31,21 @@ class Piece(NamedTuple):
 
 class _Passed:
     """One run: `ends` by branch that passes it now, `pieces` as told. `start`: blocks of a context before the run.
-    `owner` claimed it first, up to `owner_to`; all others together up to `others_to`, now or ever."""
+    `past`: how far branches had come on it that left it, those of the furthest."""
 
-    __slots__ = ("ends", "others_to", "owner", "owner_to", "pieces", "start")
+    __slots__ = ("ends", "past", "pieces", "start")
 
-    def __init__(self, owner: BranchKey) -> None:
+    def __init__(self) -> None:
         self.start = 0
         self.ends: dict[Branch, int] = {}
+        self.past: dict[BranchKey, int] = {}
         self.pieces: list[Piece] = []
-        self.owner = owner
-        self.owner_to = self.others_to = 0
 
-    def passes(self, branch: Branch, end: int) -> None:
-        self.ends[branch] = end
-        if branch.key == self.owner:
-            self.owner_to = max(self.owner_to, end)
-        else:
-            self.others_to = max(self.others_to, end)
+    def leave(self, branch: Branch) -> None:
+        """The branch passes it no more."""
+        self.past[branch.key] = max(self.ends.pop(branch), self.past.get(branch.key, 0))
+        if len(self.past) > PAST:
+            del self.past[min(self.past, key=self.past.__getitem__)]
 
 
 class Stretches:
@@ -77,10 +77,15 @@ class Stretches:
         passed = self._runs.get(run)
         return max(passed.ends.values(), default=0) if passed is not None else 0
 
-    def shared_to(self, run: Run) -> int:
-        """Blocks [0, n) of the run that several branches claimed, at whatever time."""
+    def start_of(self, run: Run) -> int:
+        """Blocks of a context before the run."""
         passed = self._runs.get(run)
-        return min(passed.owner_to, passed.others_to) if passed is not None else 0
+        return passed.start if passed is not None else 0
+
+    def passed_by_others(self, run: Run, branch: Branch) -> list[int]:
+        """How far other branches had come on the run that left it, at most PAST of them."""
+        passed = self._runs.get(run)
+        return [end for key, end in passed.past.items() if key != branch.key] if passed is not None else []
 
     def weigh(self, branch: Branch, step: int) -> None:
         """What the branch adds from now on; `revalue` says what that changes."""
@@ -90,16 +95,18 @@ class Stretches:
         """The branch has another context, or none; both, the old one first."""
         before = self._paths.pop(branch, [])
         after = [Stretch(run, end) for run, end in path(tip)] if tip is not None else []
+        passing = {stretch.run for stretch in after}
         for stretch in before:
-            self._runs[stretch.run].ends.pop(branch, None)
+            if stretch.run not in passing:
+                self._runs[stretch.run].leave(branch)
         depth = sum(stretch.end for stretch in after)
         for run, end in after:
             passed = self._runs.get(run)
             if passed is None:
-                passed = self._runs[run] = _Passed(branch.key)
+                passed = self._runs[run] = _Passed()
             depth -= end
             passed.start = depth
-            passed.passes(branch, end)
+            passed.ends[branch] = end
         if after:
             self._paths[branch] = after
             self._steps.setdefault(branch, AWAKE)

@@ -3,13 +3,13 @@
 Where they fit nothing is told of claimed blocks: then count and time decide. Once they fill most of a node's memory,
 its pool learns the worth of each claimed copy: expected returns per second of all branches that claim the block (from
 how long each is away, on what kind of wait), times what its depth adds to the cost of computing it again. Copies that
-nobody claims any more are told apart everywhere and once, when they are let go.
+nobody claims any more are told apart everywhere, by how soon such were claimed again (rests.py): when they are let go,
+and when what was learned since says otherwise.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 
 from schemas.branch import BranchState
@@ -18,15 +18,14 @@ from services.directory.core import spans as sets
 from services.directory.core.branch import Branch, BranchKey, Claim
 from services.directory.core.effects import ValuesChanged
 from services.directory.core.lineage import Lineage
+from services.directory.core.rests import How, Rest, RestKind, Rests
 from services.directory.core.run import Holding, Run
 from services.directory.core.sleepers import Sleepers
 from services.directory.core.spans import Spans
 from services.directory.core.stretches import Piece, Stretches
-from services.directory.core.worth import ENDED, IDLE, LEFT, SHARED, DepthCost
+from services.directory.core.worth import LARGEST, DepthCost, step_of
 
 REFIT_S = 60.0
-LEFT_KEPT = 10_000
-"""Branches of which it is remembered what they left."""
 
 
 class Values:
@@ -36,6 +35,7 @@ class Values:
         self.now = 0.0
         self.sleepers = Sleepers()
         self.stretches = Stretches()
+        self.rests = Rests()
         self.scarce: set[str] = set()
         self._hosts = hosts
         self._scarce_share = scarce_share
@@ -44,9 +44,9 @@ class Values:
         self._said: list[ValuesChanged] = []
         self._due: list[tuple[float, int, Branch]] = []
         self._order = 0
-        self._refit_at: float | None = None
+        self._refit_at = 0.0
         self._homes: dict[Branch, set[str]] = {}
-        self._left: OrderedDict[Branch, list[tuple[Run, int, int]]] = OrderedDict()
+        self._resting: dict[RestKind, int] = {}
 
     # what happens to branches
 
@@ -77,6 +77,8 @@ class Values:
         before, after = self.stretches.moved(branch, None if new is None else new.tip)
         parent = self.sleepers.follow(branch, new is not None, self.now)
         kept = {stretch.run: stretch.end for stretch in after}
+        for run, end in kept.items():
+            self.rests.claimed(run, end, self.now)
         for stretch in before:
             end = kept.get(stretch.run, 0)
             if end < stretch.end:
@@ -84,7 +86,8 @@ class Values:
             if end < stretch.end:
                 self._let_go(branch, stretch.run, end, stretch.end, retired=new is None)
         if branch.state is BranchState.ENDED:
-            self._end(branch)
+            for rest in self.rests.ended(branch, self.now):
+                self._say_resting(rest)
         homes = {node for node in (new.prefill, new.decode) if node is not None} if new is not None else set[str]()
         moved = (homes - self._homes.pop(branch, homes)) & self.scarce
         if homes:
@@ -100,31 +103,32 @@ class Values:
 
     def _let_go(self, branch: Branch, run: Run, first: int, last: int, *, retired: bool) -> None:
         """Nobody claims these blocks now."""
-        shared = min(last, max(first, self.stretches.shared_to(run)))
-        self._rest(run, first, shared, SHARED)
-        if branch.state is BranchState.ENDED:
-            self._rest(run, shared, last, ENDED)
-            return
-        if shared == last:
-            return
-        self._rest(run, shared, last, IDLE if retired else LEFT)
-        self._left.setdefault(branch, []).append((run, shared, last))
-        self._left.move_to_end(branch)
-        if len(self._left) > LEFT_KEPT:
-            self._left.popitem(last=False)
+        how = How.ENDED if branch.state is BranchState.ENDED else How.IDLE if retired else How.LEFT
+        start, passed = self.stretches.start_of(run), self.stretches.passed_by_others(run, branch)
+        for rest in self.rests.let_go(branch, run, first, last, start, passed, how, self.now):
+            self._say_resting(rest)
 
-    def _end(self, branch: Branch) -> None:
-        """What an ended branch left is worth nothing, unless somebody claims it."""
-        for run, first, last in self._left.pop(branch, ()):
-            self._rest(run, max(first, self.stretches.claimed_to(run)), min(last, len(run.keys)), ENDED)
+    def _say_resting(self, rest: Rest) -> None:
+        value = self._resting.get(rest.kind)
+        if value is None:
+            value = self._resting[rest.kind] = self._resting_value(rest.kind)
+        for holding, held in list(rest.run.held.items()):
+            if holding.tier is Tier.L2:
+                self._say(holding, rest.run, sets.both(held, [rest.first, rest.last]), value, referenced=False)
 
-    def _rest(self, run: Run, first: int, last: int, value: int) -> None:
-        if first < last:
-            for holdings in self._hosts.values():
-                for holding in holdings:
-                    held = run.held.get(holding)
-                    if held is not None:
-                        self._say(holding, run, sets.both(held, [first, last]), value, referenced=False)
+    def _resting_value(self, kind: RestKind) -> int:
+        return min(LARGEST, step_of(self.rests.rate(kind)) + self.stretches.depth_cost.steps(kind.depth))
+
+    def _revalue_resting(self) -> Iterator[None]:
+        """Learn how soon what nobody claims is claimed again, and say what that changes, run by run."""
+        self.rests.refit(self.now)
+        was, self._resting = self._resting, {kind: self._resting_value(kind) for kind in self.rests.kinds()}
+        changed = {kind for kind, value in self._resting.items() if was.get(kind) != value}
+        for stack in self.rests.runs() if changed else ():
+            for rest in stack:
+                if rest.kind in changed:
+                    self._say_resting(rest)
+            yield
 
     # what happens to copies and nodes
 
@@ -137,16 +141,18 @@ class Values:
         """Once a second: which nodes are scarce now, with what they said of themselves. Returns jobs."""
         for branch in self.sleepers.expire(self.now):
             self._soon(branch, self.now)
+        self.rests.tick(self.now)
         jobs: list[Iterator[None]] = []
         scarce = {hello.node for hello in hellos if self._is_scarce(hello)}
         jobs += [self._tell_all(node) for node in sorted(scarce - self.scarce)]
         self.scarce = scarce
         if not scarce:
             self._due.clear()
-        elif self._refit_at is None or self.now >= self._refit_at:
+        if self.now >= self._refit_at:
             self._refit_at = self.now + REFIT_S
             self.sleepers.waits.refit()
-            jobs.append(self._evaluate_all())
+            jobs += [self._evaluate_all()] if scarce else []
+            jobs.append(self._revalue_resting())
         return jobs
 
     @property
@@ -233,6 +239,7 @@ class Values:
         """Assert that exactly the claiming branches are followed, and the parts' own invariants."""
         self.sleepers.check()
         self.stretches.check()
+        self.rests.check()
         followed = {branch.key for branch in self.sleepers.branches()}
         assert followed == active, followed ^ active
         assert followed == {branch.key for branch in self.stretches.branches()}

@@ -13,10 +13,6 @@ LEAST_PER_S = 1e-5
 LEAST, LARGEST = 1, NEUTRAL - 1
 AWAKE = 255
 """A request of the branch is under way."""
-ENDED, LEFT, IDLE, SHARED = 0, 1, 2, NEUTRAL + 1
-"""Copies that no branch claims any more, from those that go first: of a branch that ended; of a context that its branch
-left and may come back to; of a branch silent beyond its lease; of a prefix that several branches had in common. What
-was never claimed, being new, stays longer than all but the last."""
 DEEPEST = 64
 
 
