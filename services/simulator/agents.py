@@ -90,8 +90,8 @@ class Agents:
     def _fill(self, group: _Group, since: float, ramp_s: float) -> None:
         while group.running < group.target:
             group.running += 1
-            at, midway = since + self._random.uniform(0.0, ramp_s), group.mix.midway
-            self._agenda.at(at, lambda now: self._begin(group, now, midway=midway))
+            at = since + self._random.uniform(0.0, ramp_s)
+            self._agenda.at(at, lambda now: self._begin(group, now, midway=group.mix.midway))
 
     def _gap(self, mix: Mix) -> float:
         return self._random.expovariate(mix.per_minute / 60.0)

@@ -49,7 +49,8 @@ class Work(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`media_s`: prefill time of a request with a picture beyond its tokens (c4). `split`: at the start.
 
-    `midway`: the first agents begin anywhere in their work. `periods_s`: parts of the run that get figures of their own, as (from, to).
+    `midway`: the first agents begin anywhere in their work.
+    `periods_s`: parts of the run that get figures of their own, as (from, to).
     """
 
     name: str
