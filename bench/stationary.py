@@ -17,6 +17,8 @@ from typing import Any
 
 from bench.stationary_reported import AGENTS, AGREES, KNOWN_SPLITS, START_OF_SEARCH, SYSTEMS
 from bench.stationary_runs import CORES, Job, best_split, run_all
+from bench.stationary_verdict import show as show_verdicts
+from bench.stationary_verdict import verdicts
 from services.simulator.systems.catalogue import FIXED_SPLIT
 
 NODES, GPUS_A_NODE = 9, 4
@@ -119,6 +121,8 @@ def full(
                 if top is not None and (row["workload"], row["agents"]) == (workload, agents):
                     row["off_best_pct"] = 100 * (1 - (row["splits"] or {}).get(top, 0.0))
     show(rows)
+    found = verdicts(rows)
+    show_verdicts(found)
     cost = max((row["cpu_s"] for row in rows), default=0.0)
     print(f"CPU of a run: at most {cost:.0f} s")
     return {
@@ -128,6 +132,7 @@ def full(
         "rows": rows,
         "known_splits": known,
         "search": searched,
+        "verdicts": found,
     }
 
 
@@ -135,7 +140,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="bench.stationary", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="ten minutes a run, one concurrency, three systems")
     parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--systems", default="ours,reference,static-own,static,dynamo-1.5.1")
+    parser.add_argument("--systems", default="ours,static-own,static,smg-least-load,dynamo-1.5.1,dynamo-1.6.1")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--workers", type=int, default=CORES)
     parser.add_argument("--short", action="store_true", help="half an hour a run, for a first look")
