@@ -98,7 +98,7 @@ async def mismatches(model: Path, conversations: Sequence[Sequence[Turn]]) -> tu
     for turns in conversations:
         counts.append([])
         for turn in turns:
-            found = token_list(await tokenizer.encode_chat(turn.messages))
+            found = token_list((await tokenizer.encode_chat(turn.messages)).packed)
             text = tokenizer.template.render(turn.messages)
             wrong += found != tokenizer.library.encode(text, add_special_tokens=False).ids
             counts[-1].append(len(found))

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from schemas.codec import Decoder, Message, Seconds
-from schemas.kv import LocationChange
+from schemas.kv import BlockMedia, LocationChange
 
 DIGEST_BYTES = 32
 Count = Annotated[int, Meta(ge=0)]
@@ -95,7 +95,8 @@ class FetchRequest(Message, frozen=True, kw_only=True):
 
     `digests` is the whole prefix from block 0. Blocks already here are pinned too. The first `device_blocks` lie in
     the engine's own device memory: they are pinned where they are here, and not missed where they are not. Ends after
-    `deadline_s` with what has arrived: late bytes are discarded.
+    `deadline_s` with what has arrived: late bytes are discarded. `media` tells of blocks that hold media, by their
+    number: the pool says so of its copies.
     """
 
     id: str
@@ -103,6 +104,7 @@ class FetchRequest(Message, frozen=True, kw_only=True):
     sources: list[PoolSource] = []
     deadline_s: Annotated[float, Meta(gt=0, le=1e9)] = 30.0
     device_blocks: Count = 0
+    media: list[BlockMedia] = []
 
     def __post_init__(self) -> None:
         digests_of(self.digests)

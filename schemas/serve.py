@@ -7,6 +7,7 @@ import msgspec
 from msgspec import Meta
 
 from schemas.codec import Decoder, Message, UnixTime
+from schemas.media import Medium
 from schemas.phase import Phase
 
 Count = Annotated[int, Meta(ge=0)]
@@ -73,6 +74,7 @@ class ServeRequest(Message, frozen=True, kw_only=True):
     `tokens`: u32 little-endian prompt; empty when it exceeds one message, then `prompt_tokens` of them are read from
     subject `prompt.<router>`. `deadline_s` is relative to receipt: work not begun by then is given back. `resume`: a
     short prefill for a node that serves decode, because the branch's KV lies on its device; its other leg is there too.
+    A prompt with `media`, whose tokens are those it is hashed as, is read from the router together with their bytes.
     """
 
     id: RequestId
@@ -93,6 +95,7 @@ class ServeRequest(Message, frozen=True, kw_only=True):
     cached_tokens: Count = 0
     traceparent: str | None = None
     resume: bool = False
+    media: list[Medium] = []
 
     def __post_init__(self) -> None:
         if self.tokens and len(self.tokens) != self.prompt_tokens * TOKEN_BYTES:
@@ -202,19 +205,21 @@ class HandoffReply(Message, frozen=True, kw_only=True):
 
 
 class PromptRequest(Message, frozen=True, kw_only=True):
-    """Read prompt tokens [first, first+count) of a request from its router."""
+    """Read prompt tokens [first, first+count) of a request from its router, or bytes of its medium number `medium`."""
 
     id: str
     attempt: int
     first: Count
     count: Annotated[int, Meta(ge=1)]
+    medium: Count | None = None
 
 
 class PromptPart(Message, frozen=True, kw_only=True):
-    """The asked tokens, or `known` False when the router has no such request."""
+    """The asked tokens, or bytes of a medium; `known` False when the router has no such request or medium."""
 
     known: bool
     tokens: bytes = b""
+    data: bytes = b""
 
 
 SERVE_REQUEST = Decoder(ServeRequest)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from schemas.kv import LocationChange
+from schemas.media import Medium
 from schemas.phase import Phase
 from schemas.serve import Finish, RequestState, Sampling
 from schemas.telemetry import Iteration
@@ -30,7 +31,7 @@ class Leg:
     `room`: the transfer's id, the same in both legs of one attempt and in no other attempt.
     `peer` is the node of the other leg, `rendezvous` the "host:port" of the engine that prefills (both legs).
     `restorable_blocks`: leading blocks of a prefill leg that lie in the node's own host memory, pinned there until
-    `ended` (0 for a decode leg). `session` is "<branch>@<version>".
+    `ended` (0 for a decode leg). `session` is "<branch>@<version>". `media` say which tokens stand for what of `data`.
     """
 
     key: LegKey
@@ -45,6 +46,8 @@ class Leg:
     session: str | None = None
     cache_salt: str | None = None
     extra_key: str | None = None
+    media: tuple[Medium, ...] = ()
+    data: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from schemas.serve import FetchSource
 from services.arena import ArenaError, ArenaReader
 from services.engine.backend import BackendInfo
 from services.engine.core.device_mirror import DeviceMirror
+from services.engine.core.media_marks import MediaMarks
 from services.local_call import DEVICE, FETCH, RELEASE, STATUS, LocalClient, PoolRefused, PoolUnavailable
 
 FETCH_S = 30.0
@@ -44,6 +45,7 @@ class NodePool:
         self._log = log
         self._client: LocalClient | None = None
         self._mirror = DeviceMirror()
+        self.marks = MediaMarks()
         self._pending: list[LocationChange] = []
         self._status: PoolStatus | None = None
         self._changed = asyncio.Event()
@@ -83,6 +85,7 @@ class NodePool:
             sources=[PoolSource(node=source.node, first=source.first, last=source.last) for source in sources],
             deadline_s=FETCH_S,
             device_blocks=self._mirror.leading(map(short_key, digests)),
+            media=self.marks.of(map(short_key, digests)),
         )
         try:
             return await self.client.call(FETCH, request, FETCH_S + _ANSWER_S)
@@ -112,7 +115,7 @@ class NodePool:
         for change in changes:
             self._mirror.apply(change)
             if self.attached:
-                self._pending.append(change)
+                self._pending.append(self.marks.marked(change))
         self._changed.set()
 
     async def _on_attached(self, reply: AttachReply) -> None:
@@ -121,7 +124,7 @@ class NodePool:
             self.reader = ArenaReader(Path(reply.arena), writable=True)
         except (ArenaError, OSError) as error:
             self._log.warning("arena_not_mapped", arena=reply.arena, error=str(error))
-        self._pending = self._mirror.snapshot()
+        self._pending = self._held()
         self._changed.set()
         self._log.info("pool_attached", incarnation=reply.incarnation, arena=reply.arena, slots=reply.slots)
 
@@ -140,4 +143,8 @@ class NodePool:
                 except PoolUnavailable as error:
                     self._log.warning("device_changes_lost", changes=len(part), error=str(error))
                     await asyncio.sleep(_AGAIN_S)
-                    self._pending = [LocationChange(type=ChangeType.CLEARED, tier=Tier.L1), *self._mirror.snapshot()]
+                    self._pending = [LocationChange(type=ChangeType.CLEARED, tier=Tier.L1), *self._held()]
+
+    def _held(self) -> list[LocationChange]:
+        """All of device memory."""
+        return [self.marks.marked(change) for change in self._mirror.snapshot()]

@@ -156,6 +156,7 @@ class Runner:
         update = self.answers.tokens(key, first_index, tokens)
         if update is not None:
             self.around.replies.add(leg.request.router, update)
+        self._mark_completed(leg)
         if key.phase is Phase.PREFILL and first_index == 0 and tokens:
             self.perform(self.core.first_token(key, tokens[0]))
 
@@ -275,12 +276,24 @@ class Runner:
             return
         try:
             tokens = await self.around.prompts.read(leg.request)
+            data = await self.around.prompts.read_media(leg.request)
         except PromptLost as error:
             self.perform(self.core.prompt_lost(key, str(error), self.now))
             return
         if self.core.table.find(key) is leg:
-            self._prompts[key] = prompt_of(leg.request, tokens, self.around.backend.info)
+            prompt = self._prompts[key] = prompt_of(leg.request, tokens, self.around.backend.info, data)
+            if self.around.pool is not None:
+                self.around.pool.marks.note(prompt.marked())
             self.perform(self.core.prompt_read(key))
+
+    def _mark_completed(self, leg: QueuedLeg) -> None:
+        """A block that begins in a prompt with media is known by its key when the answer has filled it."""
+        prompt, pool, info = self._prompts.get(leg.key), self.around.pool, self.around.backend.info
+        if prompt is None or not prompt.marks or pool is None:
+            return
+        answer = self.answers.kept[leg.key].tokens[: info.block_size + 1]
+        if len(answer) <= info.block_size:
+            pool.marks.note(prompt.completed(leg.request, answer.tobytes(), info))
 
     def _ask(self, ask: fx.Ask) -> None:
         message = handoff_message(HandoffVerb.RESERVE, ask, self.core.limits.node, self.around.backend.info)
@@ -333,4 +346,6 @@ class Runner:
             session=session,
             cache_salt=request.cache_salt,
             extra_key=request.extra_key,
+            media=tuple(request.media),
+            data=prompt.data,
         )

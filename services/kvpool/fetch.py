@@ -45,6 +45,8 @@ class Fetcher:
     async def fetch(self, request: FetchRequest, owner: int | None, ttl_s: float | None = None) -> FetchReply:
         """Carry out one request; the leading run stays pinned under its id. One of the same id is cancelled."""
         self.cancel(request.id)
+        if request.media:
+            self.store.core.note_media(request.digests, request.media)
         fetch = _Fetch(self, request, owner, ttl_s)
         self._running[request.id] = fetch
         try:

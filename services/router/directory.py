@@ -40,6 +40,7 @@ class DirectoryClient:
             kind=identity.kind,
             family=identity.family,
             compaction=identity.compaction,
+            media=context.block_media(),
         )
         answer = asyncio.ensure_future(self._match(query, _PATIENT_S))
         loop = asyncio.get_running_loop()

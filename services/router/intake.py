@@ -13,18 +13,22 @@ from schemas.block_key import namespace_seed, tenant_salt
 from services.router.api.body import decode_object, read_body
 from services.router.api.errors import ApiError
 from services.router.api.formats import ModelFormats
+from services.router.api.images import NOT_INSTALLED, ImageLimits, Images
 from services.router.api.vigil import Patience
 from services.router.calls import Call
 from services.router.core.admission import broker_failure
 from services.router.core.context import Context, KeyScheme
 from services.router.core.context_memo import ContextMemo
-from services.router.core.failure import NOT_FOUND, Failure, invalid, unavailable
+from services.router.core.failure import INTERNAL, NOT_FOUND, Failure, invalid, unavailable
 from services.router.core.identity import OWN, Identity, IdentityError, identify
 from services.router.core.identity_volatile import without_volatile
 from services.router.core.spec import Spec
 from services.router.directory import DirectoryGone
 from services.router.keys import Caller
+from services.router.text.images import ImageRefused, processors_installed
+from services.router.text.layout import Prompt, Shown
 from services.router.text.tokenizer import Tokenizer
+from services.router.text.worker_process import WorkerFailed
 
 if TYPE_CHECKING:
     from services.router.service import RouterService
@@ -64,6 +68,7 @@ class Intake:
         self._memo = ContextMemo(MEMO_BYTES)
         self.formats = ModelFormats(settings, service.parsers)
         self.default_max_tokens = settings.default_max_tokens
+        self._image_limits = ImageLimits(settings.images_limit, settings.image_limit_bytes)
 
     def wall(self) -> float:
         """Unix seconds."""
@@ -116,6 +121,23 @@ class Intake:
             raise ApiError(unavailable("the model's tokenizer is not loaded yet", "no_tokenizer"))
         return found
 
+    def images(self) -> Images:
+        """Where the images of one request are put; for a model that takes text only, refused."""
+        if not self.tokenizer().image_folder:
+            return Images()
+        return Images(self._image_limits) if processors_installed() else Images(None, NOT_INSTALLED)
+
+    async def shown(self, images: Images) -> list[Shown]:
+        """Images as the model's own processor lays them out; 400 names one that is none."""
+        if not images.found:
+            return []
+        try:
+            return await self._service.images.shown(self.tokenizer().image_folder, await images.decoded())
+        except ImageRefused as error:
+            raise ApiError(invalid(str(error), error.where)) from error
+        except WorkerFailed as error:
+            raise ApiError(Failure(500, INTERNAL, f"the model's processor of images failed: {error}")) from error
+
     def model_name(self) -> str:
         """The id of the model served; 503 while no node has said it."""
         reference = self._service.core.nodes.reference
@@ -149,8 +171,9 @@ class Intake:
             raise ApiError(replace(failure, param=where) if failure.param == "messages" else failure)
         return limit if limit is not None else min(default, core.max_context_tokens - prompt_tokens)
 
-    def context(self, asker: Asker, packed: bytes) -> Context:
+    def context(self, asker: Asker, prompt: Prompt) -> Context:
         """The prompt with its digests, under the tenant's own keys."""
+        packed = prompt.packed
         reference = self._service.core.nodes.reference
         if reference is None:
             raise ApiError(unavailable("no node is known yet", "no_node"))
@@ -160,7 +183,8 @@ class Intake:
         departure = self._memo.departure(packed, scheme, who.branch)
         if departure is not None:
             self._service.metrics.departed(departure, self.tokenizer().decode)
-        return self._memo.context(packed, scheme, who.branch, who.parent)
+        made = self._memo.context(packed, scheme, who.branch, who.parent)
+        return replace(made, media=prompt.media) if prompt.media else made
 
     def answered(self, asker: Asker, context: Context, tokens: list[int]) -> None:
         """The whole answer to a context: the branch's next prompt is expected to repeat it."""

@@ -82,7 +82,7 @@ class LegSender:
             room=leg.room,
             prompt_tokens=len(leg.prompt) // 4,
             sampling=leg.sampling,
-            tokens=leg.prompt if size <= self._bus.max_payload_bytes else b"",
+            tokens=leg.prompt if size <= self._bus.max_payload_bytes and not leg.media else b"",
             deadline_s=deadline_s,
             fetch=list(leg.fetch) if leg.phase is Phase.PREFILL else [],
             branch=leg.branch,
@@ -91,4 +91,5 @@ class LegSender:
             cached_tokens=leg.cached_tokens,
             traceparent=leg.traceparent,
             resume=leg.resume,
+            media=list(leg.media),
         )

@@ -25,6 +25,7 @@ from services.router.keys import ApiKeys
 from services.router.metrics import RouterMetrics
 from services.router.prompt_breaks import PromptBreaks
 from services.router.settings import RouterSettings
+from services.router.text.images import ImageProcessor
 from services.router.text.parsers import Parsers
 from services.router.text.tokenizer import BYTES, Tokenizer, UnusableTokenizer, load_tokenizer
 
@@ -55,6 +56,7 @@ class RouterService:
         self.metrics = RouterMetrics(app.metrics, self.core)
         self.dispatcher = Dispatcher(app, self.core, self.metrics)
         self.parsers = Parsers()
+        self.images = ImageProcessor(settings.image_limit_pixels)
         self.keys = ApiKeys.load(settings.keys_file)
         self.tokenizer: Tokenizer | None = None
         self.decision: Decision | None = None
@@ -105,7 +107,7 @@ class RouterService:
     async def stop(self) -> None:
         """What is still open ends here: its engines are told."""
         await self.dispatcher.abandon(HEARTBEAT_S)
-        await self.parsers.stop()
+        await asyncio.gather(self.parsers.stop(), self.images.stop())
 
     # -- from the bus ---------------------------------------------------------------------------------------------
 
@@ -114,11 +116,17 @@ class RouterService:
             self.dispatcher.perform(self.core.on_reply(batch, self.dispatcher.now))
 
     async def _on_prompt(self, delivery: Delivery) -> bytes:
-        """A part of a prompt too large for one message."""
+        """A part of a prompt too large for one message, or of one of its media."""
         wanted = PROMPT_REQUEST.decode(delivery.data)
         request = self.core.requests.get(wanted.id)
         if request is None or request.attempt != wanted.attempt:
             return encode(PromptPart(known=False))
+        if wanted.medium is not None:
+            data = request.spec.media_data
+            if wanted.medium >= len(data):
+                return encode(PromptPart(known=False))
+            piece = data[wanted.medium][wanted.first : wanted.first + wanted.count]
+            return encode(PromptPart(known=True, data=piece))
         first = wanted.first * _TOKEN_BYTES
         part = request.context.packed[first : first + wanted.count * _TOKEN_BYTES]
         return encode(PromptPart(known=True, tokens=part))

@@ -26,7 +26,8 @@ class RouterSettings(ServiceSettings, kw_only=True):
     cancelled. `keep_alive_s`: a stream without tokens gets a comment this often. `volatile_prefixes`: a first system
     block that begins with one of them changes with every request and is dropped. `tool_parser`, `reasoning_parser`:
     SGLang's names of the parsers for this model's answers; empty: found from its chat template. `model_aliases`: other
-    names clients may ask for, with wildcards, such as "claude-*"; they get the one model there is.
+    names clients may ask for, with wildcards, such as "claude-*"; they get the one model there is. `images_limit`:
+    images of one request; `image_limit_bytes`, `image_limit_pixels`: of each.
     """
 
     service: ClassVar[str] = "router"
@@ -52,6 +53,9 @@ class RouterSettings(ServiceSettings, kw_only=True):
     idle_client_s: float = 30.0
     client_backlog_bytes: int = 1 << 20
     body_limit_bytes: int = 32 << 20
+    images_limit: int = 100
+    image_limit_bytes: int = 10 << 20
+    image_limit_pixels: int = 40_000_000
     coefficients: Coefficients = msgspec.field(default_factory=Coefficients)
     fetch_tokens_per_s: float = 2.3e6
     fetch_latency_s: float = 0.002
@@ -74,6 +78,9 @@ class RouterSettings(ServiceSettings, kw_only=True):
             "idle_client_s",
             "client_backlog_bytes",
             "body_limit_bytes",
+            "images_limit",
+            "image_limit_bytes",
+            "image_limit_pixels",
             "fetch_tokens_per_s",
             "handoff_tokens_per_s",
         ):

@@ -12,8 +12,9 @@ from schemas.phase import Phase
 from services.router.api.formats import ModelFormats
 from services.router.text.byte_tokenizer import byte_tokenizer
 from services.router.text.chat_template import CHATML
-from services.router.text.parsers import Formats, ParserFailed, Parsers
+from services.router.text.parsers import Formats, Parsers
 from services.router.text.pieces import Gathered
+from services.router.text.worker_process import WorkerFailed
 from tests.engine_cluster import Gate, until
 from tests.integration.test_router_failures import slowly
 from tests.router_stage import Connect, Reply, in_memory, stage
@@ -140,7 +141,7 @@ async def test_parsers_take_answers_apart_however_they_come() -> None:
         thinking = await parsers.open("t", Formats(reasoning_parser="qwen3"), [])
         parts = Gathered.of([*await thinking.push("<think>hm</think>Yes"), *await thinking.end()])
         assert (parts.thought, parts.text) == ("hm", "Yes")
-        with pytest.raises(ParserFailed, match="nonsense"):
+        with pytest.raises(WorkerFailed, match="nonsense"):
             await parsers.open("r", Formats(tool_parser="nonsense"), TOOLS)
         switch = "{% if enable_thinking is defined and enable_thinking is false %}<think></think>{% endif %}"
         formats = await parsers.detect("{% if tools %}<tool_call>{% endif %}<|im_start|>" + switch, [])
@@ -150,7 +151,7 @@ async def test_parsers_take_answers_apart_however_they_come() -> None:
     asking = asyncio.ensure_future(parsers.open("r", Formats(tool_parser="hermes"), TOOLS))
     await until(lambda: parsers.running)
     await parsers.stop()
-    with pytest.raises(ParserFailed, match="ended with code"):
+    with pytest.raises(WorkerFailed, match="ended with code"):
         await asking
 
 

@@ -90,7 +90,7 @@ def test_every_request_of_a_conversation_has_the_tokens_of_a_full_tokenisation(t
     messages: list[dict[str, Any]] = []
     for number, text in enumerate(turns):
         messages.append({"role": "assistant" if number % 2 else "user", "content": text})
-        found = asyncio.run(tokenizer.encode_chat(messages))
+        found = asyncio.run(tokenizer.encode_chat(messages)).packed
         (whole,) = encode_all(library, [tokenizer.template.render(messages)])
         assert found == whole
         tokenizer.cache.check()

@@ -7,7 +7,7 @@ import pytest
 
 from schemas.block_key import pack_keys, short_key
 from schemas.codec import RejectedMessage, encode
-from schemas.kv import ChangeType, LocationChange, Tier, TierTotal, keys_of
+from schemas.kv import BlockMedia, ChangeType, LocationChange, Tier, TierTotal, keys_of
 from services.kvpool.core.blocks import AdoptedBlock
 from services.kvpool.core.locations import LocationLog
 from services.kvpool.core.pool import PoolCore
@@ -199,3 +199,52 @@ def test_a_restarted_pool_tells_what_it_adopted_from_its_first_number_on() -> No
     assert (message.incarnation, message.seq) == (2, 1)
     assert [keys(change) for change in message.changes] == [[short_key(digest) for digest in chain]]
     assert evict(later, 4) == list(reversed(chain))
+
+
+def test_blocks_that_hold_media_say_so_in_changes_and_snapshots() -> None:
+    core = PoolCore("n", 7, 8)
+    chain = context("chain", 5)
+    shown = [BlockMedia(1, b"c" * 32), BlockMedia(3, b"d" * 64), BlockMedia(9, b"e" * 32)]
+    core.note_media(b"".join(chain), shown)
+    store(core, chain[:3], 1.0)
+    store(core, chain[3:], 2.0, parent=chain[2])
+    held = pack_keys(chain[2:])
+    core.device([LocationChange(type=ChangeType.STORED, tier=Tier.L1, hashes=held, media=[BlockMedia(2, b"f" * 32)])])
+    (message,) = core.log.take(1 << 20)
+    whole = [*shown[:2], BlockMedia(4, b"f" * 32)]
+    assert message.changes[0].media == whole, "also what was told after the block came"
+    assert message.changes[1].media == [BlockMedia(1, b"d" * 64), BlockMedia(2, b"f" * 32)]
+    part = core.freeze("s").part(0, 1000, 1 << 20)
+    assert part is not None
+    assert part.changes[0].media == whole
+    evict(core, 5)
+    removed = [change for message in core.log.take(1 << 20) for change in message.changes]
+    assert all(change.media == [] for change in removed)
+
+
+@pytest.mark.parametrize("limit", [700, 2000])
+def test_messages_with_media_keep_their_limit(limit: int) -> None:
+    core = PoolCore("n", 7, 64)
+    chain = context("chain", 64)
+    core.note_media(b"".join(chain), [BlockMedia(number, bytes([number]) * 32) for number in range(64)])
+    store(core, chain, 1.0)
+    messages = core.log.take(limit)
+    assert all(len(encode(message)) <= limit for message in messages)
+    said = [
+        (key, mark.sha256)
+        for message in messages
+        for change in message.changes
+        for key, mark in zip(keys(change), change.media, strict=True)
+    ]
+    assert said == [(short_key(digest), bytes([number]) * 32) for number, digest in enumerate(chain)]
+    parts, cursor = [], 0
+    snapshot = core.freeze("s")
+    while True:
+        part = snapshot.part(cursor, 1000, limit)
+        assert part is not None
+        assert len(encode(part)) <= limit
+        parts += [mark.sha256 for change in part.changes for mark in change.media]
+        if part.next_cursor is None:
+            break
+        cursor = part.next_cursor
+    assert parts == [bytes([number]) * 32 for number in range(64)]

@@ -14,6 +14,7 @@ from services.router.api.anthropic_request import (
 )
 from services.router.api.anthropic_response import MessageShape
 from services.router.api.errors import ApiError
+from services.router.api.images import Images
 from services.router.api.shape import Ending, Head
 from services.router.text.pieces import CallBegun, CallPart, Gathered, Piece, Text, Thought
 from tests.router_records import record
@@ -33,7 +34,8 @@ def text(words: str) -> dict[str, Any]:
 
 def test_system_blocks_come_first_and_late_system_messages_stay() -> None:
     found, begun = conversation(
-        asked(said("user", text("hi")), {"role": "system", "content": "late"}, system=[text("a"), text("b")])
+        asked(said("user", text("hi")), {"role": "system", "content": "late"}, system=[text("a"), text("b")]),
+        Images(),
     )
     assert found == [
         {"role": "system", "content": "a\nb"},
@@ -48,7 +50,8 @@ def test_results_of_tools_come_before_what_is_said_with_them() -> None:
     thought = {"type": "thinking", "thinking": "hm", "signature": "s"}
     failed = {"type": "tool_result", "tool_use_id": "toolu_1", "is_error": True, "content": [text("no"), text("way")]}
     found, _ = conversation(
-        asked(said("user", text("go")), said("assistant", thought, text("sure"), use), said("user", text("?"), failed))
+        asked(said("user", text("go")), said("assistant", thought, text("sure"), use), said("user", text("?"), failed)),
+        Images(),
     )
     call = {"id": "toolu_1", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
     assert found[1] == {"role": "assistant", "content": "sure", "reasoning_content": "hm", "tool_calls": [call]}
@@ -60,12 +63,12 @@ def test_results_of_tools_come_before_what_is_said_with_them() -> None:
 
 def test_a_result_alone_is_no_empty_word_of_the_user() -> None:
     result = {"type": "tool_result", "tool_use_id": "t", "content": "18"}
-    found, _ = conversation(asked(said("user", text("go")), said("user", result)))
+    found, _ = conversation(asked(said("user", text("go")), said("user", result)), Images())
     assert found[1:] == [{"role": "tool", "tool_call_id": "t", "content": "18"}]
 
 
 def test_words_the_client_begins_the_answer_with_are_its_beginning() -> None:
-    found, begun = conversation(asked(said("user", text("go")), said("assistant", text("The answer is "))))
+    found, begun = conversation(asked(said("user", text("go")), said("assistant", text("The answer is "))), Images())
     assert ([message["role"] for message in found], begun) == (["user"], "The answer is")
 
 
@@ -84,7 +87,7 @@ def test_words_the_client_begins_the_answer_with_are_its_beginning() -> None:
 )
 def test_what_cannot_be_said_is_named(message: dict[str, Any], where: str) -> None:
     with pytest.raises(ApiError) as refused:
-        conversation(asked(message))
+        conversation(asked(message), Images())
     assert refused.value.failure.status == 400
     assert refused.value.failure.param == where
 

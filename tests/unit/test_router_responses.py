@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from services.router.api.errors import ApiError
+from services.router.api.images import Images
 from services.router.api.responses_request import ResponsesRequest, conversation, refuse_unsupported, tools_of
 from services.router.api.responses_response import ResponseShape
 from services.router.api.shape import Ending, Head
@@ -28,7 +29,7 @@ def test_items_become_the_turns_of_a_conversation() -> None:
         {"type": "function_call_output", "call_id": "c1", "output": "18"},
         {"type": "custom_tool_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "done"}]},
     ]
-    found = conversation(ResponsesRequest(input=items, instructions="be kind"))
+    found = conversation(ResponsesRequest(input=items, instructions="be kind"), Images())
     calls = [
         {"id": "c1", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}},
         {"id": "c2", "type": "function", "function": {"name": "patch", "arguments": {"input": "***"}}},
@@ -54,7 +55,7 @@ def test_items_become_the_turns_of_a_conversation() -> None:
 )
 def test_what_cannot_be_said_is_named(item: dict[str, Any], param: str) -> None:
     with pytest.raises(ApiError) as refused:
-        conversation(ResponsesRequest(input=[item]))
+        conversation(ResponsesRequest(input=[item]), Images())
     assert refused.value.failure.param == param
 
 

@@ -13,11 +13,15 @@ from services.engine.core.timing import DecodeTerms, PrefillTerms, attention_pai
 
 @dataclass(slots=True)
 class PrefillWork:
-    """A prompt in prefill: `done` tokens have KV on the device (cached ones included), `restored` came from host."""
+    """A prompt in prefill: `done` tokens have KV on the device (cached ones included), `restored` came from host.
+
+    `media`: how many of its media are still to be looked at.
+    """
 
     prompt_tokens: int
     done: int
     restored_tokens: int = 0
+    media: int = 0
 
     @property
     def left(self) -> int:
@@ -46,11 +50,11 @@ class PrefillBatch(msgspec.Struct, frozen=True):
 def compose_prefill(waiting: Iterable[PrefillWork], batch_tokens: int) -> PrefillBatch | None:
     """Fill one iteration with at most `batch_tokens` uncached tokens, in the given order; None if nothing waits.
 
-    Only the last prompt in a batch may be cut. Restored tokens are charged once, with the first chunk of a prompt;
-    restoring costs no room in the batch.
+    Only the last prompt in a batch may be cut. Restored tokens and media are charged once, with the first chunk of a
+    prompt; they cost no room in the batch.
     """
     chunks: list[Chunk] = []
-    room, pairs, restored, cached = batch_tokens, 0.0, 0, 0
+    room, pairs, restored, cached, media = batch_tokens, 0.0, 0, 0, 0
     for work in waiting:
         if room == 0:
             break
@@ -60,9 +64,10 @@ def compose_prefill(waiting: Iterable[PrefillWork], batch_tokens: int) -> Prefil
         pairs += attention_pairs(tokens, work.done)
         cached += work.done
         restored += work.restored_tokens
+        media += work.media
     if not chunks:
         return None
-    terms = PrefillTerms(len(chunks), batch_tokens - room, pairs, restored)
+    terms = PrefillTerms(len(chunks), batch_tokens - room, pairs, restored, media)
     return PrefillBatch(chunks, terms, cached)
 
 
@@ -70,7 +75,7 @@ def finish_prefill(batch: PrefillBatch) -> list[PrefillWork]:
     """Account for a prefill iteration that has run; the prompts that are done now, in order."""
     for chunk in batch.chunks:
         chunk.work.done += chunk.tokens
-        chunk.work.restored_tokens = 0
+        chunk.work.restored_tokens = chunk.work.media = 0
     return [chunk.work for chunk in batch.chunks if chunk.work.left == 0]
 
 

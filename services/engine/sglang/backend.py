@@ -107,6 +107,8 @@ class SglangBackend:
                 session=leg.session,
                 cache_salt=leg.cache_salt,
                 extra_key=leg.extra_key,
+                media=list(leg.media),
+                data=list(leg.data),
             ),
         )
 

@@ -11,6 +11,7 @@ from typing import Annotated
 import msgspec
 
 from schemas.kv import LocationChange
+from schemas.media import Medium
 from schemas.phase import Phase
 from schemas.serve import Finish, RequestState, Sampling
 from schemas.telemetry import Iteration
@@ -32,7 +33,8 @@ class Hello(_Frame, frozen=True, kw_only=True, tag="hello"):
 
 
 class Submit(_Frame, frozen=True, kw_only=True, tag="submit"):
-    """A leg enters. `rid` names it towards SGLang; `phase` is None in a plain engine."""
+    """A leg enters. `rid` names it towards SGLang; `phase` is None in a plain engine. `media` stand in `tokens` as they
+    are hashed; `data` are their bytes."""
 
     rid: str
     tokens: bytes
@@ -43,6 +45,8 @@ class Submit(_Frame, frozen=True, kw_only=True, tag="submit"):
     session: str | None = None
     cache_salt: str | None = None
     extra_key: str | None = None
+    media: list[Medium] = []
+    data: list[bytes] = []
 
 
 class Cancel(_Frame, frozen=True, kw_only=True, tag="cancel"):

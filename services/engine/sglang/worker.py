@@ -37,6 +37,7 @@ from services.engine.sglang.frames import (
     Submit,
     pack,
 )
+from services.engine.sglang.media import media_arguments
 from services.engine.sglang.phase_hint import phase_hint, shortest_answer
 from services.engine.sglang.plugin import die_with_parent, verify
 from services.engine.sglang.sessions import Sessions
@@ -102,6 +103,8 @@ def generate_input(submit: Submit, rendezvous_port: int) -> Any:
         "cache_salt": submit.cache_salt,
         "extra_key": submit.extra_key,
     }
+    if submit.media:
+        arguments |= media_arguments(submit.tokens, submit.media, submit.data)
     if submit.phase is not None:
         host, _, port = submit.rendezvous.rpartition(":")
         arguments |= {

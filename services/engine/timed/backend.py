@@ -115,7 +115,8 @@ class TimedBackend:
         size = self._settings.block_size
         timed.cached_tokens, timed.restored_tokens = (hits + restored) * size, restored * size
         timed.written_blocks = hits + restored
-        timed.prefill = PrefillWork(leg.prompt_tokens, timed.cached_tokens, timed.restored_tokens)
+        media = sum(medium.first + medium.tokens > timed.cached_tokens for medium in leg.media)
+        timed.prefill = PrefillWork(leg.prompt_tokens, timed.cached_tokens, timed.restored_tokens, media)
         self._loop.wake()
 
     async def _restore(self, timed: TimedLeg, first: int, last: int) -> tuple[int, str]:

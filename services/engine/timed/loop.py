@@ -70,7 +70,9 @@ class TimedLoop:
         for timed in legs:
             timed.batched = True
             self._engine.enter(timed, RequestState.PREFILLING)
-        duration_s = await self._pace.spend(self._preset.times.prefill_s(batch.terms))
+        duration_s = await self._pace.spend(
+            self._preset.times.prefill_s(batch.terms) + self._settings.media_s * batch.terms.media
+        )
         done = {id(work) for work in finish_prefill(batch)}
         for timed, chunk in zip(legs, batch.chunks, strict=True):
             if timed.ending is None:

@@ -19,7 +19,7 @@ class TimedSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     the preset's. Answers are token ids from `lowest_token` to `highest_token`, printable ones by default; each token is
     `eos_token` with probability `eos_probability` instead, which ends the answer. `script`: a file of replies played
     instead where one matches (services.engine.timed.script). `tokenizer`: folder with the tokenizer.json to use, named
-    to the router too; empty: one token per byte.
+    to the router too; empty: one token per byte. `media_s`: what a picture adds to its prefill beyond its tokens.
     """
 
     preset: str = "laptop"
@@ -38,6 +38,7 @@ class TimedSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     eos_token: int = 0
     script: str = ""
     tokenizer: str = ""
+    media_s: Annotated[float, Meta(ge=0)] = 0.0
 
     def __post_init__(self) -> None:
         if self.preset not in PRESETS:

@@ -4,16 +4,29 @@ The pool is the authority on both tiers of its node: L2 it knows itself, L1 the 
 messages 1..seq of one incarnation to nothing knows exactly what the node holds as of seq.
 """
 
-from collections.abc import Iterable
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from schemas.codec import RejectedMessage
-from schemas.kv import KEY_BYTES, ChangeType, KvLocation, LocationChange, Tier, TierTotal, keys_of
+from schemas.kv import (
+    KEY_BYTES,
+    SHA256_BYTES,
+    BlockMedia,
+    ChangeType,
+    KvLocation,
+    LocationChange,
+    Tier,
+    TierTotal,
+    keys_of,
+)
 
 CHANGE_BYTES = 64
-"""More than a change takes on the wire besides its keys."""
+"""More than a change takes on the wire besides its keys and the media in its blocks."""
+_MARK_BYTES = 16
+MEDIA_KEPT = 1 << 17
 
 
 @dataclass
@@ -25,28 +38,41 @@ class _Run:
     parent: int | None
     keys: list[int]
 
-    def pieces(self, limit_keys: int) -> Iterable[LocationChange]:
+    def pieces(self, limit_keys: int, media: Mapping[int, bytes]) -> Iterable[LocationChange]:
         """This run as changes of at most `limit_keys` keys; a removed run loses its end first."""
         keys = self.keys if self.type is ChangeType.STORED else self.keys[::-1]
+        limit_keys = max(1, limit_keys * KEY_BYTES // bytes_per_block(media))
         starts = range(0, max(1, len(keys)), limit_keys)
         for start in starts if self.type is ChangeType.STORED else reversed(starts):
             parent = keys[start - 1] if start else self.parent
-            yield change_of(self.type, self.tier, parent, keys[start : start + limit_keys])
+            yield change_of(self.type, self.tier, parent, keys[start : start + limit_keys], media)
 
 
-def change_of(type_: ChangeType, tier: Tier, parent: int | None, keys: list[int]) -> LocationChange:
-    """A change with its keys packed."""
-    return LocationChange(type=type_, tier=tier, parent=parent, hashes=np.array(keys, "<u8").tobytes())
+def bytes_per_block(media: Mapping[int, bytes]) -> int:
+    """What a block takes in a change, media included: in all but strange prompts at most one begins in it."""
+    return KEY_BYTES + (_MARK_BYTES + 2 * SHA256_BYTES if media else 0)
+
+
+def change_of(
+    type_: ChangeType, tier: Tier, parent: int | None, keys: list[int], media: Mapping[int, bytes]
+) -> LocationChange:
+    """A change with its keys packed; `media` says which blocks that come hold media, by their keys."""
+    marks: list[BlockMedia] = []
+    if media and type_ is ChangeType.STORED:
+        marks = [BlockMedia(number, media[key]) for number, key in enumerate(keys) if key in media]
+    return LocationChange(type=type_, tier=tier, parent=parent, hashes=np.array(keys, "<u8").tobytes(), media=marks)
 
 
 class LocationLog:
-    """Collects changes and numbers the messages made of them; knows what the device tier holds."""
+    """Collects changes and numbers the messages made of them; knows what the device tier holds, and which blocks the
+    engine said to hold media: the `MEDIA_KEPT` it spoke of last."""
 
     def __init__(self, node: str, incarnation: int) -> None:
         self.node, self.incarnation = node, incarnation
         self.seq = 0
         self.l1: dict[int, int | None] = {}
         """Keys in device memory, each with the key of the block before it."""
+        self.media: OrderedDict[int, bytes] = OrderedDict()
         self._pending: list[_Run] = []
         self._totals: dict[Tier, tuple[int, int]] = dict.fromkeys(Tier, (0, 0))
         self._said = dict(self._totals)
@@ -77,6 +103,15 @@ class LocationLog:
         else:
             self._pending.append(_Run(ChangeType.REMOVED, tier, parent, [key]))
 
+    def note_media(self, keys: Sequence[int], marks: Iterable[BlockMedia]) -> None:
+        """Blocks of a run with these keys hold media."""
+        for mark in marks:
+            if mark.block < len(keys):
+                self.media[keys[mark.block]] = mark.sha256
+                self.media.move_to_end(keys[mark.block])
+        while len(self.media) > MEDIA_KEPT:
+            self.media.popitem(last=False)
+
     def device(self, changes: Iterable[LocationChange]) -> None:
         """Apply what the engine says of device memory. RejectedMessage, and nothing applied, for the other tier."""
         changes = list(changes)
@@ -94,6 +129,7 @@ class LocationLog:
             return
         keys: list[int] = keys_of(change.hashes).tolist()
         parents = [change.parent, *keys[:-1]]
+        self.note_media(keys, change.media)
         if change.type is ChangeType.STORED or (change.type is ChangeType.MOVED and change.tier is Tier.L1):
             for key, parent in zip(keys, parents, strict=True):
                 if key not in self.l1:
@@ -118,8 +154,8 @@ class LocationLog:
         batch: list[LocationChange] = []
         size = 0
         for run in self._pending:
-            for change in run.pieces(limit_keys):
-                more = len(change.hashes) + CHANGE_BYTES
+            for change in run.pieces(limit_keys, self.media):
+                more = CHANGE_BYTES + len(change.hashes) // KEY_BYTES * bytes_per_block(self.media)
                 if batch and size + more > limit_bytes - 2 * CHANGE_BYTES:
                     messages.append(self._numbered(batch))
                     batch, size = [], 0

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from schemas.kv import KvReference, LocationChange, keys_of
+from schemas.kv import BlockMedia, KvReference, LocationChange, keys_of
 from schemas.pool import (
     DIGEST_BYTES,
     AllocateReply,
@@ -239,6 +239,10 @@ class PoolCore:
                 self._order.mark(slots, bits)
             yield
 
+    def note_media(self, digests: bytes, marks: Iterable[BlockMedia]) -> None:
+        """Which of these blocks hold media, so that their locations say so."""
+        self.log.note_media(keys_of_digests(digests), marks)
+
     def device(self, changes: Iterable[LocationChange]) -> None:
         """What the engine says of device memory; RejectedMessage for anything else."""
         self.log.device(changes)
@@ -278,7 +282,9 @@ class PoolCore:
             next_sibling=self._order.next_sibling[:],
             flags=bytes(self._order.flags),
         )
-        return Snapshot(id_, self.log.node, self.log.incarnation, self.log.seq, dict(self.log.l1), tree)
+        return Snapshot(
+            id_, self.log.node, self.log.incarnation, self.log.seq, dict(self.log.l1), tree, dict(self.log.media)
+        )
 
     def status(self) -> PoolStatus:
         """What the heartbeat of the node needs."""

@@ -1,14 +1,14 @@
 """Everything a node holds as of one sequence number, given out in parts, parents before what extends them."""
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from schemas.kv import KEY_BYTES, ChangeType, LocationChange, SnapshotPart, Tier
+from schemas.kv import ChangeType, LocationChange, SnapshotPart, Tier
 from services.kvpool.core.eviction import READY
-from services.kvpool.core.locations import CHANGE_BYTES, change_of
+from services.kvpool.core.locations import CHANGE_BYTES, bytes_per_block, change_of
 
 
 @dataclass(frozen=True)
@@ -59,11 +59,19 @@ class Snapshot:
     """One snapshot in the giving: part 0, 1, 2, ... in order, each again if its answer was lost."""
 
     def __init__(
-        self, id_: str, node: str, incarnation: int, seq: int, l1: dict[int, int | None], tree: FrozenTree
+        self,
+        id_: str,
+        node: str,
+        incarnation: int,
+        seq: int,
+        l1: dict[int, int | None],
+        tree: FrozenTree,
+        media: Mapping[int, bytes],
     ) -> None:
         self.id, self.seq = id_, seq
         self._node, self._incarnation = node, incarnation
         self._changes = self._all(l1, tree)
+        self._media = media
         self._rest: tuple[Tier, int | None, list[int]] | None = None
         self._last: SnapshotPart | None = None
         self._cursor = 0
@@ -104,19 +112,19 @@ class Snapshot:
 
     def _collect(self, limit_blocks: int, limit_bytes: int) -> tuple[list[LocationChange], bool]:
         changes: list[LocationChange] = []
-        blocks, size = 0, 4 * CHANGE_BYTES
+        blocks, size, each = 0, 4 * CHANGE_BYTES, bytes_per_block(self._media)
         while True:
             run = self._rest or next(self._changes, None)
             self._rest = None
             if run is None:
                 return changes, True
             tier, before, keys = run
-            room = min(limit_blocks - blocks, (limit_bytes - size - CHANGE_BYTES) // KEY_BYTES)
+            room = min(limit_blocks - blocks, (limit_bytes - size - CHANGE_BYTES) // each)
             if room < 1:
                 self._rest = run
                 return changes, False
-            changes.append(change_of(ChangeType.STORED, tier, before, keys[:room]))
+            changes.append(change_of(ChangeType.STORED, tier, before, keys[:room], self._media))
             blocks += min(room, len(keys))
-            size += CHANGE_BYTES + KEY_BYTES * min(room, len(keys))
+            size += CHANGE_BYTES + each * min(room, len(keys))
             if len(keys) > room:
                 self._rest = (tier, keys[room - 1], keys[room:])

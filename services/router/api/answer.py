@@ -14,8 +14,8 @@ from services.router.api.vigil import Patience, Vigil
 from services.router.calls import Call
 from services.router.core.effects import End, Placed
 from services.router.core.failure import INTERNAL, Failure
-from services.router.text.parsers import ParserFailed
 from services.router.text.pieces import Gathered, Piece
+from services.router.text.worker_process import WorkerFailed
 
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -92,7 +92,7 @@ class AnswerResponse:
             return _News([], tokens, end, end.failure)
         try:
             pieces = await job.reader.read(tokens, end)
-        except ParserFailed as error:
+        except WorkerFailed as error:
             return _News([], tokens, end, Failure(500, INTERNAL, f"the answer could not be parsed: {error}"))
         call.uses_tools = job.reader.calls > 0
         if job.reader.stopped and end is None:

@@ -44,20 +44,20 @@ class Anthropic:
             clamp=True,
             tools=chat.tools,
         )
-        packed = await self._generation.prompt(chat)
-        count, limit = len(packed) // 4, self._intake.max_context_tokens()
+        prompt = await self._generation.prompt(chat)
+        count, limit = prompt.tokens, self._intake.max_context_tokens()
         if count >= limit > 0:
             text = f"prompt is too long: {count} tokens > {limit} maximum"
             raise ApiError(invalid(text, "messages", "context_length_exceeded"))
         shape = MessageShape(Head(f"msg_{asker.id}", asker.created, self._intake.model_name()), count)
-        return await self._generation.answer(asker, wanted, packed, shape)
+        return await self._generation.answer(asker, wanted, prompt, shape)
 
     async def count_tokens(self, request: Request) -> Response:
         """`POST /v1/messages/count_tokens`: the tokens of the prompt as `/v1/messages` would see it."""
         self._intake.caller(request)
         raw = self._intake.without_volatile(await self._intake.body(request))
-        packed = await self._generation.prompt(self._chat(raw, self._checked(raw)))
-        return JSONResponse({"input_tokens": len(packed) // 4})
+        prompt = await self._generation.prompt(self._chat(raw, self._checked(raw)))
+        return JSONResponse({"input_tokens": prompt.tokens})
 
     def _checked(self, raw: dict[str, Any]) -> MessagesRequest:
         asked = convert(raw, MessagesRequest)
@@ -66,7 +66,8 @@ class Anthropic:
         self._intake.check_model(asked.model)
         return asked
 
-    @staticmethod
-    def _chat(raw: dict[str, Any], asked: MessagesRequest) -> Chat:
-        messages, begun = conversation(asked)
-        return Chat(messages, tools_of(raw), begun=begun, template_arguments=template_arguments(asked))
+    def _chat(self, raw: dict[str, Any], asked: MessagesRequest) -> Chat:
+        images = self._intake.images()
+        messages, begun = conversation(asked, images)
+        arguments = template_arguments(asked)
+        return Chat(messages, tools_of(raw), begun=begun, template_arguments=arguments, images=images)

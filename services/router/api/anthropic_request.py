@@ -2,14 +2,15 @@
 
 from typing import Any
 
-from services.router.api.conversation import Message, call_of, refuse_media
+from services.router.api.conversation import Content, Message, call_of, images_after_results, joined
 from services.router.api.errors import ApiError, shown
+from services.router.api.images import Images, refuse
 from services.router.api.sampling import SamplingFields
 from services.router.api.tools import Function, Tools, checked, entries, function_of, refuse_forced
 from services.router.core.failure import invalid
 
 _ROLES = ("user", "assistant", "system")
-_MEDIA = frozenset({"image", "document", "container_upload"})
+_FILES = frozenset({"document", "container_upload"})
 _UNSAID = frozenset({"redacted_thinking"})
 
 
@@ -40,7 +41,7 @@ def template_arguments(asked: MessagesRequest) -> dict[str, Any]:
     return {"enable_thinking": False} if kind == "disabled" else {}
 
 
-def conversation(asked: MessagesRequest) -> tuple[list[Message], str]:
+def conversation(asked: MessagesRequest, images: Images) -> tuple[list[Message], str]:
     """The messages, system first, and the words the client has begun the answer with."""
     if not asked.messages:
         raise ApiError(invalid("messages: at least 1 message is needed, got 0", "messages"))
@@ -48,7 +49,8 @@ def conversation(asked: MessagesRequest) -> tuple[list[Message], str]:
     if system := _text(asked.system, "system"):
         found.append({"role": "system", "content": system})
     for index, message in enumerate(asked.messages):
-        found += _messages(message, f"messages.{index}")
+        found += _messages(message, f"messages.{index}", images)
+    found = images_after_results(found)
     last = found[-1]
     if last["role"] == "assistant" and not last.get("tool_calls"):
         return found[:-1], str(last["content"]).rstrip()
@@ -74,7 +76,7 @@ def tools_of(raw: dict[str, Any]) -> Tools:
     return Tools(checked(functions), one_call=bool((choice or {}).get("disable_parallel_tool_use")))
 
 
-def _messages(message: dict[str, Any], where: str) -> list[Message]:
+def _messages(message: dict[str, Any], where: str, images: Images) -> list[Message]:
     """One message; results of tools come before what else a user says with them."""
     role, content = message.get("role"), message.get("content")
     if role not in _ROLES:
@@ -84,7 +86,7 @@ def _messages(message: dict[str, Any], where: str) -> list[Message]:
     if not isinstance(content, list):
         raise ApiError(invalid(f"{where}.content must be a string or a list of blocks", f"{where}.content"))
     results: list[Message] = []
-    texts: list[str] = []
+    parts: list[str | None] = []
     said: Message = {"role": role, "content": ""}
     for index, block in enumerate(content):
         place = f"{where}.content.{index}"
@@ -92,15 +94,15 @@ def _messages(message: dict[str, Any], where: str) -> list[Message]:
             raise ApiError(invalid(f"{place} must be an object", place))
         kind = block.get("type")
         if kind == "tool_result":
-            results.append(_result(block, place))
+            results.append(_result(block, place, images))
         elif kind == "tool_use":
             said.setdefault("tool_calls", []).append(_call(block, place))
         elif kind == "thinking":
             said["reasoning_content"] = said.get("reasoning_content", "") + str(block.get("thinking") or "")
         elif kind not in _UNSAID:
-            texts.append(_block_text(block, place))
-    said["content"] = "\n".join(texts)
-    silent = not (texts or said.get("tool_calls"))
+            parts.append(_block(block, place, images, role == "user"))
+    said["content"] = joined(parts)
+    silent = not (parts or said.get("tool_calls"))
     return results if results and silent else [*results, said]
 
 
@@ -111,32 +113,46 @@ def _call(block: dict[str, Any], where: str) -> dict[str, Any]:
     return call_of(block.get("id"), name, block.get("input"))
 
 
-def _result(block: dict[str, Any], where: str) -> Message:
-    text = _text(block.get("content"), f"{where}.content")
+def _result(block: dict[str, Any], where: str, images: Images) -> Message:
+    content = _content(block.get("content"), f"{where}.content", images)
     if block.get("is_error"):
-        text = f"Error: {text}"
+        failed = [{"type": "text", "text": "Error:"}]
+        content = f"Error: {content}" if isinstance(content, str) else [*failed, *content]
     identity = block.get("tool_use_id")
-    return {"role": "tool", "tool_call_id": identity if isinstance(identity, str) else "", "content": text}
+    return {"role": "tool", "tool_call_id": identity if isinstance(identity, str) else "", "content": content}
 
 
 def _text(content: object, where: str) -> str:
     """A string, or the texts of blocks."""
+    found = _content(content, where, None)
+    assert isinstance(found, str)
+    return found
+
+
+def _content(content: object, where: str, images: Images | None) -> Content:
+    """A string, or blocks; `images` None: only texts may stand here."""
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, list):
         raise ApiError(invalid(f"{where} must be a string or a list of blocks", where))
-    texts = []
+    parts: list[str | None] = []
     for index, block in enumerate(content):
         if not isinstance(block, dict):
             raise ApiError(invalid(f"{where}.{index} must be an object", where))
-        texts.append(_block_text(block, f"{where}.{index}"))
-    return "\n".join(texts)
+        parts.append(_block(block, f"{where}.{index}", images or Images(), images is not None))
+    return joined(parts)
 
 
-def _block_text(block: dict[str, Any], where: str) -> str:
+def _block(block: dict[str, Any], where: str, images: Images, seen: bool) -> str | None:
+    """The words of a block, None for an image; `seen`: images may stand here."""
     kind, text = block.get("type"), block.get("text")
-    if kind in _MEDIA:
-        refuse_media(where, str(kind))
+    if kind == "image" and not seen:
+        refuse(where, kind, images.why_not_here)
+    if kind == "image":
+        images.add_source(block.get("source"), kind, where)
+        return None
+    if kind in _FILES:
+        refuse(where, kind, "files are not read here")
     if not isinstance(text, str):
         raise ApiError(invalid(f"{where}.type {shown(kind)} is not supported here, text is", where, "unsupported_part"))
     return text

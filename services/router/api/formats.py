@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 from services.router.api.errors import ApiError
 from services.router.core.failure import INTERNAL, Failure, invalid
 from services.router.text.default_tools import PARSER
-from services.router.text.parsers import Formats, ParserFailed, Parsers, Parsing, installed
+from services.router.text.parsers import Formats, Parsers, Parsing, installed
 from services.router.text.tokenizer import Tokenizer
+from services.router.text.worker_process import WorkerFailed
 
 if TYPE_CHECKING:
     from services.router.settings import RouterSettings
@@ -55,14 +56,14 @@ class ModelFormats:
         """Parsers for one answer."""
         try:
             return await self._parsers.open(request, formats, functions)
-        except ParserFailed as error:
+        except WorkerFailed as error:
             raise ApiError(Failure(500, INTERNAL, f"the parser of tool calls failed: {error}")) from error
 
     async def _find(self, tokenizer: Tokenizer) -> Formats:
         template, settings = tokenizer.template, self._settings
         try:
             found = await self._parsers.detect(template.source, tokenizer.special_tokens())
-        except ParserFailed as error:
+        except WorkerFailed as error:
             raise ApiError(Failure(500, INTERNAL, f"the parser of tool calls did not start: {error}")) from error
         tool_parser = found.tool_parser if template.takes_tools else PARSER
         reasoning_parser = settings.reasoning_parser or found.reasoning_parser

@@ -6,6 +6,7 @@ from typing import Any
 
 from services.router.api.answer import AnswerResponse, Job
 from services.router.api.errors import ApiError
+from services.router.api.images import Images
 from services.router.api.reader import ParsedReader, PlainReader, Reader
 from services.router.api.sampling import SamplingFields, sampling_of
 from services.router.api.shape import Shape
@@ -14,6 +15,7 @@ from services.router.core.failure import invalid
 from services.router.core.spec import Spec
 from services.router.intake import Asker, Intake
 from services.router.text.chat_template import TemplateFailed
+from services.router.text.layout import NotLaidOut, Prompt
 from services.router.text.parsers import Formats
 from services.router.text.stream import TextStream
 from services.router.text.tokenizer import NotText, Tokenizer
@@ -29,6 +31,7 @@ class Chat:
     begun: str = ""
     template_arguments: dict[str, Any] = field(default_factory=dict)
     where: str = "messages"
+    images: Images = field(default_factory=Images)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,34 +59,36 @@ class Generation:
     def __init__(self, intake: Intake) -> None:
         self.intake = intake
 
-    async def prompt(self, chat: Chat) -> bytes:
-        """The tokens of a conversation, packed; 400 in the template's own words when it refuses it."""
+    async def prompt(self, chat: Chat) -> Prompt:
+        """The tokens of a conversation; 400 in the template's own words when it refuses it."""
         tokenizer = self.intake.tokenizer()
         if chat.tools:
             await self.intake.formats.for_tools(tokenizer)
+        shown = await self.intake.shown(chat.images)
         try:
             return await tokenizer.encode_chat(
                 chat.messages,
+                shown=shown,
                 prompt=chat.opening,
                 begun=chat.begun,
                 tools=chat.tools.functions,
                 **chat.template_arguments,
             )
-        except (TemplateFailed, NotText) as error:
+        except (TemplateFailed, NotText, NotLaidOut) as error:
             raise ApiError(invalid(str(error), chat.where)) from error
 
-    async def answer(self, asker: Asker, wanted: Wanted, packed: bytes, shape: Shape) -> AnswerResponse:
+    async def answer(self, asker: Asker, wanted: Wanted, prompt: Prompt, shape: Shape) -> AnswerResponse:
         """Admit and begin; the response writes what comes."""
-        intake, tokenizer, count = self.intake, self.intake.tokenizer(), len(packed) // 4
+        intake, tokenizer, count = self.intake, self.intake.tokenizer(), prompt.tokens
         limit = wanted.limit
         if limit is not None and wanted.clamp:
             limit = max(1, min(limit, intake.max_context_tokens() - count))
         new_tokens = await intake.admit(asker, count, limit, wanted.default, wanted.where)
         sampling = sampling_of(wanted.fields, new_tokens, tokenizer.stop_ids)
         stop_ids = frozenset() if sampling.ignore_eos else frozenset(sampling.stop_token_ids)
-        context = intake.context(asker, packed)
+        context = intake.context(asker, prompt)
         reader = await self._reader(asker, wanted, tokenizer, stop_ids)
-        spec = Spec(asker.id, asker.identity, context, sampling, intake.timeout_s, asker.traceparent)
+        spec = Spec(asker.id, asker.identity, context, sampling, intake.timeout_s, asker.traceparent, prompt.data)
         job = Job(
             intake.open(spec),
             shape,

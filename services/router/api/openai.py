@@ -21,6 +21,7 @@ from services.router.api.sampling import check_ranges, stops_of
 from services.router.api.shape import Head
 from services.router.api.tools import chat_tools
 from services.router.core.failure import invalid
+from services.router.text.layout import Prompt
 from services.router.text.tokenizer import NotText, Tokenizer
 
 COMPLETION_TOKENS = 16
@@ -48,16 +49,18 @@ class OpenAI:
             tools=tools,
             return_token_ids=bool(asked.return_token_ids),
         )
+        images = self._intake.images()
         chat = Chat(
-            chat_messages(asked.messages),
+            chat_messages(asked.messages, images),
             tools,
             opening=asked.add_generation_prompt is not False,
             template_arguments=template_arguments(asked.chat_template_kwargs),
+            images=images,
         )
-        packed = await self._generation.prompt(chat)
+        prompt = await self._generation.prompt(chat)
         head = Head(f"chatcmpl-{asker.id}", asker.created, self._intake.model_name())
         shape = ChatShape(head, include_usage=asked.include_usage)
-        return await self._generation.answer(asker, wanted, packed, shape)
+        return await self._generation.answer(asker, wanted, prompt, shape)
 
     async def completions(self, request: Request) -> AnswerResponse:
         """`POST /v1/completions`."""
@@ -74,10 +77,10 @@ class OpenAI:
             parsed=False,
             return_token_ids=bool(asked.return_token_ids),
         )
-        packed = await self._prompt(asked, self._intake.tokenizer())
+        prompt = Prompt(await self._prompt(asked, self._intake.tokenizer()))
         head = Head(f"cmpl-{asker.id}", asker.created, self._intake.model_name())
         shape = CompletionShape(head, include_usage=asked.include_usage)
-        return await self._generation.answer(asker, wanted, packed, shape)
+        return await self._generation.answer(asker, wanted, prompt, shape)
 
     def _check(self, raw: dict[str, Any], asked: Shared) -> None:
         refuse_unsupported(raw)
@@ -94,7 +97,7 @@ class OpenAI:
             raise ApiError(invalid(str(error), "prompt")) from error
 
 
-RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "prompt", "begun"})
+RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "prompt", "begun", "shown"})
 
 
 def template_arguments(given: dict[str, Any] | None) -> dict[str, Any]:

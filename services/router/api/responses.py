@@ -40,7 +40,8 @@ class Responses:
         refuse_unsupported(asker.raw)
         check_ranges(asked)
         self._intake.check_model(asked.model)
-        chat = Chat(conversation(asked), tools_of(asker.raw), where="input")
+        images = self._intake.images()
+        chat = Chat(conversation(asked, images), tools_of(asker.raw), where="input", images=images)
         wanted = Wanted(
             asked,
             asked.max_output_tokens,
@@ -50,7 +51,7 @@ class Responses:
             tools=chat.tools,
             where="input",
         )
-        packed = await self._generation.prompt(chat)
+        prompt = await self._generation.prompt(chat)
         head = Head(f"resp_{asker.id}", asker.created, self._intake.model_name())
         echo = {key: asker.raw[key] if asker.raw.get(key) is not None else value for key, value in _DEFAULTS.items()}
-        return await self._generation.answer(asker, wanted, packed, ResponseShape(head, chat.tools.kinds, echo))
+        return await self._generation.answer(asker, wanted, prompt, ResponseShape(head, chat.tools.kinds, echo))

@@ -2,8 +2,9 @@
 
 from typing import Any, NamedTuple
 
-from services.router.api.conversation import Message, call_of, content_text
+from services.router.api.conversation import Message, call_of, content_of, content_text, images_after_results
 from services.router.api.errors import ApiError, shown
+from services.router.api.images import Images
 from services.router.api.sampling import SamplingFields
 from services.router.api.tools import Function, Tools, checked, chosen, entries, function_of
 from services.router.core.failure import invalid
@@ -94,7 +95,7 @@ def _function(entry: dict[str, Any], where: str) -> Function | None:
     return None
 
 
-def conversation(asked: ResponsesRequest) -> list[Message]:
+def conversation(asked: ResponsesRequest, images: Images) -> list[Message]:
     """The messages, instructions first. Calls join the assistant's message before them."""
     found: list[Message] = []
     if asked.instructions:
@@ -102,24 +103,25 @@ def conversation(asked: ResponsesRequest) -> list[Message]:
     if isinstance(asked.input, str):
         return [*found, {"role": "user", "content": asked.input}]
     for index, item in enumerate(asked.input):
-        _add(found, item, f"input[{index}]")
+        _add(found, item, f"input[{index}]", images)
     if not found:
         raise ApiError(invalid("input has 0 items, at least 1 is needed", "input"))
-    return found
+    return images_after_results(found)
 
 
-def _add(found: list[Message], item: dict[str, Any], where: str) -> None:
+def _add(found: list[Message], item: dict[str, Any], where: str, images: Images) -> None:
     kind = item.get("type", "message")
     if kind == "message":
         role = item.get("role")
         if not isinstance(role, str) or role not in _ROLES:
             raise ApiError(invalid(f"{where}.role must be one of {', '.join(_ROLES)}", f"{where}.role"))
-        text = content_text(item.get("content"), f"{where}.content")
         if role == "assistant":
+            text = content_text(item.get("content"), f"{where}.content", images)
             message = _assistant(found)
             message["content"] = "\n".join(part for part in (message["content"], text) if part)
         else:
-            found.append({"role": _ROLES[role], "content": text})
+            read = content_of if role == "user" else content_text
+            found.append({"role": _ROLES[role], "content": read(item.get("content"), f"{where}.content", images)})
     elif kind == "reasoning":
         text = _reasoning(item, where)
         if text:
@@ -127,8 +129,8 @@ def _add(found: list[Message], item: dict[str, Any], where: str) -> None:
     elif kind in _CALLS:
         _assistant(found).setdefault("tool_calls", []).append(_call(item, str(kind), where))
     elif kind in _RESULTS:
-        text = content_text(item.get("output"), f"{where}.output")
-        found.append({"role": "tool", "tool_call_id": str(item.get("call_id") or ""), "content": text})
+        content = content_of(item.get("output"), f"{where}.output", images)
+        found.append({"role": "tool", "tool_call_id": str(item.get("call_id") or ""), "content": content})
     else:
         text = f"{where}.type {shown(kind)} is not supported here"
         raise ApiError(invalid(text, where, "unsupported_part"))

@@ -10,11 +10,13 @@ from starlette.responses import JSONResponse, Response
 from schemas.block_key import token_list
 from services.router.api.body import convert
 from services.router.api.conversation import chat_messages
-from services.router.api.errors import ApiError, shown
+from services.router.api.errors import ApiError
+from services.router.api.errors import shown as quoted
 from services.router.api.tools import chat_tools
 from services.router.core.failure import invalid
 from services.router.intake import Intake
 from services.router.text.chat_template import TemplateFailed
+from services.router.text.layout import NotLaidOut
 from services.router.text.tokenizer import NotText
 
 
@@ -57,7 +59,7 @@ class Tokens:
         self._intake.check_model(body.model)
         wrong = next((token for token in body.tokens if not 0 <= token < 1 << 32), None)
         if wrong is not None:
-            raise ApiError(invalid(f"tokens: {shown(wrong)} is not a token id", "tokens"))
+            raise ApiError(invalid(f"tokens: {quoted(wrong)} is not a token id", "tokens"))
         return JSONResponse({"text": self._intake.tokenizer().decode(body.tokens)})
 
     async def _encoded(self, body: TokenizeBody) -> bytes:
@@ -67,8 +69,10 @@ class Tokens:
         try:
             if body.prompt is not None:
                 return await tokenizer.encode(body.prompt, special=body.add_special_tokens)
-            messages = chat_messages(body.messages or [])
-            tools = chat_tools({"tools": body.tools}).functions
-            return await tokenizer.encode_chat(messages, prompt=body.add_generation_prompt, tools=tools)
-        except (TemplateFailed, NotText) as error:
+            images = self._intake.images()
+            messages = chat_messages(body.messages or [], images)
+            tools, shown = chat_tools({"tools": body.tools}).functions, await self._intake.shown(images)
+            made = await tokenizer.encode_chat(messages, shown=shown, prompt=body.add_generation_prompt, tools=tools)
+            return made.packed
+        except (TemplateFailed, NotText, NotLaidOut) as error:
             raise ApiError(invalid(str(error), "messages" if body.prompt is None else "prompt")) from error

@@ -1,9 +1,11 @@
 """A context as the cluster names it: its tokens and the digests of its full blocks."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from schemas.block_key import TOKEN_BYTES, block_digests, full_blocks, pack_keys, short_key, token_bytes
+from schemas.kv import BlockMedia
+from schemas.media import Medium, block_media
 
 _KEY_BYTES = 8
 
@@ -19,12 +21,13 @@ class KeyScheme:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Tokens (u32 little-endian), one digest per full block, and the packed short keys of these."""
+    """Tokens (u32 little-endian), one digest per full block, the packed short keys of these, and the media in it."""
 
     scheme: KeyScheme
     packed: bytes
     digests: list[bytes] = field(repr=False)
     packed_keys: bytes = field(repr=False)
+    media: tuple[Medium, ...] = field(default=(), repr=False)
 
     @classmethod
     def of(cls, packed: bytes, scheme: KeyScheme) -> "Context":
@@ -37,7 +40,8 @@ class Context:
 
     def extended(self, tokens: Iterable[int]) -> "Context":
         """This context with more tokens; only the new blocks are hashed."""
-        return self.branched(self.packed + token_bytes(tokens), len(self.digests))
+        made = self.branched(self.packed + token_bytes(tokens), len(self.digests))
+        return replace(made, media=self.media) if self.media else made
 
     def branched(self, packed: bytes, blocks: int) -> "Context":
         """The context of `packed`, of which the first `blocks` blocks are this one's; only the others are hashed."""
@@ -55,6 +59,12 @@ class Context:
     def key(self, block: int) -> int:
         """Short key of one block."""
         return short_key(self.digests[block])
+
+    def block_media(self) -> list[BlockMedia]:
+        """Which blocks hold media, and which ones."""
+        if not self.media:
+            return []
+        return block_media(self.media, len(self.digests), self.scheme.block_size, self.scheme.version)
 
     def check(self) -> None:
         """As many digests and keys as full blocks."""

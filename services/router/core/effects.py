@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from schemas.branch import BranchKind, Compaction
+from schemas.media import Medium
 from schemas.phase import Phase
 from schemas.serve import FetchSource, Sampling
 from services.router.core.context import Context
@@ -76,6 +77,7 @@ class SendLeg:
     branch: str | None = None
     version: int | None = None
     traceparent: str | None = None
+    media: tuple[Medium, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

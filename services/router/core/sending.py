@@ -46,4 +46,5 @@ def send_leg(request: "Request", places: Places, leg: Leg) -> SendLeg:
         branch=branch,
         version=version,
         traceparent=request.spec.traceparent,
+        media=request.context.media,
     )

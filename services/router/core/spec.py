@@ -12,7 +12,7 @@ from services.router.core.placement import Candidate
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """What was asked: whose it is, its context, and how to choose tokens."""
+    """What was asked: whose it is, its context, and how to choose tokens. `media_data`: the bytes of its media."""
 
     id: str
     identity: Identity
@@ -20,6 +20,7 @@ class Spec:
     sampling: Sampling
     timeout_s: float = 3600.0
     traceparent: str | None = None
+    media_data: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

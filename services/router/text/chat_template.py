@@ -56,7 +56,7 @@ class ChatTemplate:
     """One compiled template. `special` are the names it may use, such as `bos_token`.
 
     `takes_tools`: it says tools in its own way; the others get the project's default. `takes_late_system`: a system
-    message may stand anywhere.
+    message may stand anywhere. `takes_strings`: a message's content may be a string; else all are lists of parts.
     """
 
     def __init__(self, source: str, special: Mapping[str, str] | None = None) -> None:
@@ -73,6 +73,8 @@ class ChatTemplate:
             raise TemplateFailed(f"chat template: {error}") from error
         self.source = source
         self._special = dict(special or {})
+        self.takes_strings = self.takes_late_system = True
+        self.takes_strings = self._takes_strings()
         self.takes_late_system = self._takes_late_system()
 
     def render(
@@ -89,22 +91,39 @@ class ChatTemplate:
         more = {"tools": list(tools) if self.takes_tools and tools else None, "documents": None} | more
         if not self.takes_tools and (tools or any(_of_tools(message) for message in messages)):
             messages = in_plain_messages(messages, tools)
+        if not self.takes_strings:
+            messages = [_in_parts(message) for message in messages]
         try:
             return self._template.render(
                 messages=messages, add_generation_prompt=add_generation_prompt, **self._special, **more
             )
-        except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
+        except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
             raise TemplateFailed(f"chat template: {error}") from error
 
     def _takes_late_system(self) -> bool:
         """Whether a system message after the first shows up in the prompt."""
         said = "a late word of the system"
         roles = [("system", "a"), ("user", "b"), ("assistant", "c"), ("system", said), ("user", "d")]
-        self.takes_late_system = True
         try:
             return said in self.render([{"role": role, "content": text} for role, text in roles])
         except TemplateFailed:
             return False
+
+    def _takes_strings(self) -> bool:
+        """Whether a content that is a string shows up in the prompt, or a list of parts does not either."""
+        said = "a word of the user"
+        return self._shows(said, said) or not self._shows([{"type": "text", "text": said}], said)
+
+    def _shows(self, content: object, said: str) -> bool:
+        try:
+            return said in self.render([{"role": "user", "content": content}])
+        except TemplateFailed:
+            return False
+
+
+def _in_parts(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    content = message.get("content")
+    return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
 
 
 def _late(message: Mapping[str, Any]) -> Mapping[str, Any]:

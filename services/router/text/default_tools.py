@@ -42,6 +42,8 @@ def _line(tool: Mapping[str, Any]) -> str:
 
 def _plain(message: Message) -> Message:
     content = message.get("content") or ""
+    if isinstance(content, list):
+        return {"role": message["role"], "content": content}
     if message["role"] == "tool":
         return {"role": "user", "content": f"<tool_response>\n{content}\n</tool_response>", "result": True}
     calls = [_call(call["function"]) for call in message.get("tool_calls") or ()]
@@ -59,8 +61,15 @@ def _results_joined(messages: Sequence[Message]) -> list[Message]:
     for message in messages:
         last = joined[-1] if joined else None
         if last is not None and last.get("result") and message["role"] == "user":
-            content = f"{last['content']}\n{message['content']}"
+            content = _after(last["content"], message["content"])
             joined[-1] = {"role": "user", "content": content, "result": message.get("result", False)}
         else:
             joined.append(message)
     return [{"role": message["role"], "content": message["content"]} for message in joined]
+
+
+def _after(results: str, content: Any) -> Any:
+    """Contents one after the other; one with images is a list of parts."""
+    if isinstance(content, list):
+        return [{"type": "text", "text": f"{results}\n"}, *content]
+    return f"{results}\n{content}"

@@ -1,23 +1,19 @@
 """The process that runs SGLang's own parsers of tool calls and of reasoning, for one router: frames in, frames out.
 
-Started as `python -m services.router.text.parser_worker`; it ends when its standard input does. A frame is a length
-(u32, little-endian) and a msgpack array: requests are [number, verb, key, payload], answers [number, error or nil,
-result]. A piece of a result is ["text" | "thought", words], ["call", index, name] or ["part", index, arguments].
+Started as `python -m services.router.text.parser_worker`. A piece of a result is ["text" | "thought", words],
+["call", index, name] or ["part", index, arguments].
 """
 
-import importlib.util
-import os
 import re
-import struct
 import sys
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import msgspec
 
+from services.router.text.worker_frames import run, without_gpu_packages
+
 Raw = list[Any]
-_LENGTH = struct.Struct("<I")
 _INSIDE_CALL = re.compile(r"[^}>\]\n]{0,31}[^}>\]\n]|[}>\]\n]")
 """What of a call's arguments is parsed at once, since each step reads them all again: never past what may end it."""
 
@@ -191,35 +187,6 @@ class Worker:
         return verbs[verb](payload)
 
 
-def serve(source: BinaryIO, target: BinaryIO) -> None:
-    """Until `source` ends; a request that fails is answered with its error."""
-    worker = Worker()
-    while head := source.read(_LENGTH.size):
-        (length,) = _LENGTH.unpack(head)
-        number, verb, key, payload = msgspec.msgpack.decode(source.read(length))
-        try:
-            answer: Raw = [number, None, worker.handle(verb, key, payload)]
-        except Exception as error:  # noqa: BLE001 - a parser's failure is the request's, never the process's
-            answer = [number, f"{type(error).__name__}: {error}", None]
-        data = msgspec.msgpack.encode(answer)
-        target.write(_LENGTH.pack(len(data)) + data)
-        target.flush()
-
-
-def _without_gpu_packages() -> None:
-    """Where a package that SGLang imports but only GPUs need is missing, its stand-in of our engine is found."""
-    if importlib.util.find_spec("torchvision") is None:
-        sys.path.append(str(Path(__file__).parents[2] / "engine" / "sglang" / "cpu_stubs"))
-
-
-def main() -> int:
-    """Serve on the standard streams; whatever a library prints goes to standard error."""
-    _without_gpu_packages()
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    serve(sys.stdin.buffer, answers)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    without_gpu_packages()
+    sys.exit(run(Worker().handle))

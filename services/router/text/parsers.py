@@ -1,24 +1,12 @@
-"""The router's side of its parser process: started with the first request that needs it, asked over a pipe."""
+"""The router's side of its parser process: what an answer needs of SGLang's parsers."""
 
-import asyncio
-import contextlib
 import importlib.util
-import itertools
-import os
-import struct
-import sys
 from typing import Any
 
 import msgspec
 
 from services.router.text.pieces import CallBegun, CallPart, Piece, Text, Thought
-
-COMMAND = (sys.executable, "-m", "services.router.text.parser_worker")
-_LENGTH = struct.Struct("<I")
-
-
-class ParserFailed(RuntimeError):
-    """The parser process refused, or is gone; the text says why."""
+from services.router.text.worker_process import WorkerProcess
 
 
 class Formats(msgspec.Struct, frozen=True):
@@ -37,20 +25,10 @@ def installed() -> bool:
     return importlib.util.find_spec("sglang") is not None
 
 
-class Parsers:
-    """One process for all answers. It is started again when it has died; answers under way in it fail."""
+class Parsers(WorkerProcess):
+    """SGLang's parsers, one process for all answers."""
 
-    def __init__(self) -> None:
-        self._process: asyncio.subprocess.Process | None = None
-        self._reading: asyncio.Task[None] | None = None
-        self._waiting: dict[int, asyncio.Future[Any]] = {}
-        self._numbers = itertools.count(1)
-        self._starting = asyncio.Lock()
-
-    @property
-    def running(self) -> bool:
-        """Whether the process is there."""
-        return self._process is not None and self._process.returncode is None
+    module = "services.router.text.parser_worker"
 
     async def detect(self, template: str, special: list[str]) -> Formats:
         """The formats that belong to a chat template."""
@@ -62,66 +40,6 @@ class Parsers:
         payload = msgspec.structs.asdict(formats) | {"tools": tools}
         await self.ask("open", key, payload)
         return Parsing(self, key)
-
-    async def ask(self, verb: str, key: str, payload: Any) -> Any:
-        """One question. ParserFailed."""
-        process = await self._running()
-        number = next(self._numbers)
-        answer = self._waiting[number] = asyncio.get_running_loop().create_future()
-        self._send(process, [number, verb, key, payload])
-        try:
-            return await answer
-        finally:
-            self._waiting.pop(number, None)
-
-    def tell(self, verb: str, key: str) -> None:
-        """Without waiting for an answer."""
-        if self._process is not None and self._process.returncode is None:
-            self._send(self._process, [next(self._numbers), verb, key, None])
-
-    async def stop(self) -> None:
-        """End the process."""
-        process = self._process
-        if process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
-        if self._reading is not None:
-            await asyncio.wait([self._reading])
-
-    @staticmethod
-    def _send(process: asyncio.subprocess.Process, request: list[Any]) -> None:
-        assert process.stdin is not None
-        data = msgspec.msgpack.encode(request)
-        process.stdin.write(_LENGTH.pack(len(data)) + data)
-
-    async def _running(self) -> asyncio.subprocess.Process:
-        async with self._starting:
-            if self._process is None or self._process.returncode is not None:
-                pipe = asyncio.subprocess.PIPE
-                self._process = await asyncio.create_subprocess_exec(
-                    *COMMAND, stdin=pipe, stdout=pipe, env=os.environ | {"CUDA_VISIBLE_DEVICES": ""}
-                )
-                self._reading = asyncio.create_task(self._read(self._process), name="parser answers")
-            return self._process
-
-    async def _read(self, process: asyncio.subprocess.Process) -> None:
-        assert process.stdout is not None
-        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
-            while True:
-                (length,) = _LENGTH.unpack(await process.stdout.readexactly(_LENGTH.size))
-                number, error, result = msgspec.msgpack.decode(await process.stdout.readexactly(length))
-                answer = self._waiting.get(number)
-                if answer is None or answer.done():
-                    continue
-                if error is None:
-                    answer.set_result(result)
-                else:
-                    answer.set_exception(ParserFailed(error))
-        code = await process.wait()
-        for answer in self._waiting.values():
-            if not answer.done():
-                answer.set_exception(ParserFailed(f"the parser process ended with code {code}"))
 
 
 class Parsing:

@@ -26,7 +26,8 @@ class Cuts:
         """`found`: all tokens looked for in the text as it stands; a cut is where one of `usable` begins."""
         self._usable = frozenset(usable)
         longest_first = sorted(found, key=len, reverse=True)
-        self._pattern = re.compile("|".join(map(re.escape, longest_first))) if self._usable else None
+        token = "|".join(map(re.escape, longest_first))
+        self._pattern = re.compile(f"({token})(?:{token})*") if self._usable else None
 
     @classmethod
     def of(cls, library: Library, definition: Mapping[str, Any]) -> "Cuts":
@@ -41,12 +42,12 @@ class Cuts:
         return cls([token.content for token in raw], usable)
 
     def between(self, text: str) -> Iterator[str]:
-        """The segments of a text."""
+        """The segments of a text. Tokens that follow one another, such as those of an image, stay together."""
         start = 0
         if self._pattern is not None:
             for match in self._pattern.finditer(text):
                 cut = match.start()
-                if cut > start and match.group() in self._usable:
+                if cut > start and match.group(1) in self._usable:
                     yield text[start:cut]
                     start = cut
         yield text[start:]

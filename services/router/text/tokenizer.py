@@ -12,6 +12,7 @@ from tokenizers import Tokenizer as Library
 
 from services.router.text.byte_tokenizer import END, END_OF_TEXT, byte_tokenizer
 from services.router.text.chat_template import CHATML, ChatTemplate
+from services.router.text.layout import Prompt, Shown, expanded, laid_out
 from services.router.text.segments import Cuts, SegmentCache, encode_all
 
 BYTES = "byte"
@@ -19,6 +20,10 @@ OFF_LOOP_CHARACTERS = 2000
 """Longer texts are encoded in a thread: the library lets go of the interpreter there."""
 CACHE_BYTES = 256 << 20
 """What texts and tokens of segments may take."""
+
+
+_PROCESSORS = ("preprocessor_config.json", "processor_config.json")
+"""A folder with one of these is of a model with a processor of its own, for more than text."""
 
 
 class UnusableTokenizer(ValueError):
@@ -33,7 +38,8 @@ class NotText(ValueError):
 class Tokenizer:
     """Encode, render, decode. `stop_ids` end an answer; token ids of a prompt must be below `vocabulary`.
 
-    `plain_special`: tokens are put around a plain prompt. Segments met before are not encoded again.
+    `plain_special`: tokens are put around a plain prompt. `image_folder`: where the model's processor of images is, ""
+    for a model that takes text only. Segments met before are not encoded again.
     """
 
     library: Library
@@ -42,6 +48,7 @@ class Tokenizer:
     vocabulary: int = 1 << 32
     cuts: Cuts = field(default_factory=lambda: Cuts([], []), repr=False)
     plain_special: bool = False
+    image_folder: str = ""
     cache: SegmentCache = field(default_factory=lambda: SegmentCache(CACHE_BYTES), repr=False)
     pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2, "encode"), repr=False)
 
@@ -61,14 +68,20 @@ class Tokenizer:
         return b"".join(new[s] if tokens is None else tokens for s, tokens in zip(segments, known, strict=True))
 
     async def encode_chat(
-        self, messages: Sequence[Mapping[str, Any]], *, prompt: bool = True, begun: str = "", **more: Any
-    ) -> bytes:
-        """Tokens of a conversation as the template renders it; `prompt` False leaves out the opening of an answer.
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        shown: Sequence[Shown] = (),
+        prompt: bool = True,
+        begun: str = "",
+        **more: Any,
+    ) -> Prompt:
+        """A conversation as the template renders it; `prompt` False leaves out the opening of an answer.
 
-        `begun`: the first words of that answer. `more` goes to the template.
+        `shown`: its images, in order. `begun`: the first words of the answer. `more` goes to the template. NotLaidOut.
         """
         text = self.template.render(messages, add_generation_prompt=prompt, **more)
-        return await self.encode(text + begun, special=False)
+        return laid_out(await self.encode(expanded(text + begun, shown), special=False), shown)
 
     def special_tokens(self) -> list[str]:
         """The texts of added tokens."""
@@ -119,6 +132,7 @@ def _from_folder(folder: Path) -> Tokenizer:
         library.get_vocab_size(with_added_tokens=True),
         cuts=Cuts.of(library, json.loads(text)),
         plain_special=bool(library.encode("", add_special_tokens=True).ids),
+        image_folder=str(folder) if any((folder / name).exists() for name in _PROCESSORS) else "",
     )
 
 
@@ -133,7 +147,7 @@ def _template(folder: Path, config: Mapping[str, Any]) -> str:
     file = folder / "chat_template.jinja"
     if file.exists():
         return file.read_text()
-    found = config.get("chat_template")
+    found = config.get("chat_template") or _json(folder / "chat_template.json").get("chat_template")
     if isinstance(found, list):
         found = next((entry["template"] for entry in found if entry.get("name") == "default"), None)
     return found or CHATML
