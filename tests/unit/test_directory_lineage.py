@@ -183,7 +183,9 @@ def test_a_branch_taken_for_compacted_claims_in_full_when_it_is_used_again(bench
     assert sorted(kinds(bench)) == [(MAIN, 0, False)] * 3
 
 
-@pytest.mark.parametrize("why", ["nobody else begins alike", "no more than a beginning", "it is used meanwhile"])
+@pytest.mark.parametrize(
+    "why", ["nobody else begins alike", "no more than a beginning", "it is used meanwhile", "it is no shorter"]
+)
 def test_a_branch_is_not_taken_for_compacted_on_less(bench: Bench, why: str) -> None:
     bench.say("p1", 1, stored(AGENT))
     if why != "nobody else begins alike":
@@ -191,11 +193,12 @@ def test_a_branch_is_not_taken_for_compacted_on_less(bench: Bench, why: str) -> 
     if why != "no more than a beginning":
         ask(bench, None, chain(*SYSTEM, *"abc"))
     ask(bench, None, AGENT)
-    ask(bench, None, COMPACTED)
+    anew = chain(*SYSTEM, *"ABCDEFGH") if why == "it is no shorter" else COMPACTED
+    ask(bench, None, anew)
     if why == "it is used meanwhile":
         bench.tick(1.0)
         bench.match(chain(*SYSTEM, *"abcdefghij"), request="under way")
-    ask(bench, None, chain(*SYSTEM, *"ABCDEF"))
+    ask(bench, None, chain(*SYSTEM, *"ABCDEFGHIJ"[: len(anew) - len(SYSTEM) + 2]))
     assert bench.counts("p1", AGENT)[4:] == [1] * 8
 
 

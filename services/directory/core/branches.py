@@ -202,12 +202,13 @@ def _conversation_shared(heir: Branch, left: Branch) -> bool:
 def _looks_compacted(branch: Branch, heir: Branch) -> bool:
     """Whether `heir` goes on from a compaction of `branch`, by all that shows before the lease is over: it goes on, the
     branch does not, it has none of its conversation, yet more than others begin with, and it began with more than the
-    branch once did."""
+    branch once did, but with less than the branch has now. A context written anew at its full length may be an agent's
+    copy for another one, for which it waits: that shows with time only."""
     return (
         heir.grown
         and branch.seen == heir.parent_seen
         and branch.claim is not None
         and not _conversation_shared(heir, branch)
-        and heir.first_blocks > branch.began_blocks
+        and branch.began_blocks < heir.first_blocks < branch.blocks
         and others_left_before(branch.claim.tip, heir.shared_blocks)
     )
