@@ -12,7 +12,6 @@ from starlette.requests import Request
 from schemas.block_key import namespace_seed, tenant_salt
 from services.router.api.body import decode_object, read_body
 from services.router.api.errors import ApiError
-from services.router.api.formats import ModelFormats
 from services.router.api.images import NOT_INSTALLED, ImageLimits, Images
 from services.router.api.vigil import Patience
 from services.router.calls import Call
@@ -66,7 +65,7 @@ class Intake:
         self.patience = Patience(settings.keep_alive_s, settings.idle_client_s)
         self.timeout_s = settings.request_timeout_s
         self._memo = ContextMemo(MEMO_BYTES)
-        self.formats = ModelFormats(settings, service.parsers)
+        self.formats = service.formats
         self.default_max_tokens = settings.default_max_tokens
         self._image_limits = ImageLimits(settings.images_limit, settings.image_limit_bytes)
 

@@ -18,6 +18,8 @@ from schemas.telemetry import NODE_TELEMETRY, ROUTER_TELEMETRY, RouterTelemetry
 from services.app import App
 from services.bus import BusError, Delivery
 from services.observe import RateLimitedLog
+from services.router.api.errors import ApiError
+from services.router.api.formats import ModelFormats
 from services.router.core.router import RouterCore
 from services.router.dispatch import Dispatcher
 from services.router.http import http_routes
@@ -25,9 +27,10 @@ from services.router.keys import ApiKeys
 from services.router.metrics import RouterMetrics
 from services.router.prompt_breaks import PromptBreaks
 from services.router.settings import RouterSettings
-from services.router.text.images import ImageProcessor
+from services.router.text.images import ImageProcessor, processors_installed
 from services.router.text.parsers import Parsers
 from services.router.text.tokenizer import BYTES, Tokenizer, UnusableTokenizer, load_tokenizer
+from services.router.text.worker_process import WorkerFailed
 
 T = TypeVar("T")
 TICK_S = 0.1
@@ -56,6 +59,7 @@ class RouterService:
         self.metrics = RouterMetrics(app.metrics, self.core)
         self.dispatcher = Dispatcher(app, self.core, self.metrics)
         self.parsers = Parsers()
+        self.formats = ModelFormats(settings, self.parsers)
         self.images = ImageProcessor(settings.image_limit_pixels)
         self.keys = ApiKeys.load(settings.keys_file)
         self.tokenizer: Tokenizer | None = None
@@ -67,6 +71,7 @@ class RouterService:
         self._connected = True
         self._asked_at = float("-inf")
         self._loading: asyncio.Task[None] | None = None
+        self._warmed = False
 
     async def start(self) -> None:
         """Take what the streams hold, listen, ask who is there, and beat."""
@@ -185,6 +190,9 @@ class RouterService:
             self._others = {name: heard for name, heard in self._others.items() if now - heard < ROUTER_SILENT_S}
             self.core.other_routers = len(self._others)
             self.dispatcher.perform(self.core.tick(now))
+            if not (self._warmed or self.not_ready()):
+                self._warmed = True
+                self.app.tasks.create_task(self._warm(), name="parsers and processors")
             if self.app.settings.debug_checks:
                 self.core.check()
 
@@ -231,6 +239,17 @@ class RouterService:
             if self.app.settings.tokenizer:
                 raise
             self._loading = None
+
+    async def _warm(self) -> None:
+        """Start, once requests are served, what the first one with tools or images would wait for."""
+        assert self.tokenizer is not None
+        try:
+            if self.tokenizer.template.takes_tools and self.formats.installed:
+                await self.formats.warm(self.tokenizer)
+            if self.tokenizer.image_folder and processors_installed():
+                await self.images.load(self.tokenizer.image_folder)
+        except (ApiError, WorkerFailed) as error:
+            self.app.log.warning("not_warmed", error=str(error))
 
 
 def _tokenizer_source(hello: NodeHello) -> str:

@@ -22,7 +22,7 @@ _UNKNOWN = "tools: no parser is known for this model's chat template; the settin
 class ModelFormats:
     """Found once per router, with the first chat that needs them: one with tools, or any if the model thinks aloud.
 
-    That starts the parser process, which takes seconds.
+    That starts the parser process, which takes seconds; `warm` does so before anybody waits for it.
     """
 
     def __init__(self, settings: "RouterSettings", parsers: Parsers) -> None:
@@ -51,6 +51,10 @@ class ModelFormats:
         if not self._found.tool_parser:
             raise ApiError(invalid(_UNKNOWN, "tools", "unsupported_parameter"))
         return self._found
+
+    async def warm(self, tokenizer: Tokenizer) -> None:
+        """Have parsers ready for this model's answers with calls."""
+        (await self.open("warm", await self.for_tools(tokenizer), [])).close()
 
     async def open(self, request: str, formats: Formats, functions: list[dict[str, object]]) -> Parsing:
         """Parsers for one answer."""

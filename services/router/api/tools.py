@@ -64,11 +64,10 @@ def entries(value: object, field_name: str = "tools") -> list[dict[str, Any]]:
 
 
 def refuse_forced(choice: object) -> None:
-    """400 for a choice that would force a call: that takes structured output, which is not built."""
+    """400 for a choice that would force a call: that takes a grammar, and engines without a tokenizer have none."""
     shown = json.dumps(choice)[:60]
-    raise ApiError(
-        invalid(f"tool_choice {shown} is not supported here, auto and none are", "tool_choice", "unsupported_parameter")
-    )
+    text = f"tool_choice {shown} is not supported here, auto and none are: the engines cannot force a call"
+    raise ApiError(invalid(text, "tool_choice", "unsupported_parameter"))
 
 
 def chat_tools(raw: Mapping[str, Any]) -> Tools:

@@ -1,8 +1,8 @@
 """The process that runs a model's own processor of images, for one router.
 
-Started as `python -m services.router.text.image_worker`. The verb `layout`, with a model folder as its key and `data`
-and `pixels` as its payload, answers what the processor makes of one image: `ids`, their `text`, and the template's own
-`placeholder` with its `id`; or `refused`, why the bytes are no image that is taken.
+Started as `python -m services.router.text.image_worker`. The verb `load` makes the processor of a model folder (its key)
+ready. `layout`, with `data` and `pixels` as its payload, answers what it makes of one image: `ids`, their `text`, and the
+template's own `placeholder` with its `id`; or `refused`, why the bytes are no image that is taken.
 """
 
 import io
@@ -56,10 +56,12 @@ class Worker:
 
     def handle(self, verb: str, key: str, payload: Any) -> Any:
         """The result of one request."""
-        if verb != "layout":
-            raise ValueError(f"verb {verb!r} is not layout")
         if key not in self._processors:
             self._processors[key] = Processor(key)
+        if verb == "load":
+            return None
+        if verb != "layout":
+            raise ValueError(f"verb {verb!r} is neither load nor layout")
         return self._processors[key].layout(payload["data"], payload["pixels"])
 
 

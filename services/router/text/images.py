@@ -38,6 +38,10 @@ class ImageProcessor(WorkerProcess):
         self._known: OrderedDict[tuple[str, bytes], Layout] = OrderedDict()
         self._bytes = 0
 
+    async def load(self, folder: str) -> None:
+        """Have the processor of `folder` ready. WorkerFailed."""
+        await self.ask("load", folder, None)
+
     async def shown(self, folder: str, images: Sequence[Image]) -> list[Shown]:
         """Images with their layouts by the processor of `folder`. ImageRefused, WorkerFailed."""
         return [Shown(image, await self._layout(folder, image)) for image in images]
