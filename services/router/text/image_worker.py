@@ -1,8 +1,8 @@
 """The process that runs a model's own processor of images, for one router.
 
-Started as `python -m services.router.text.image_worker`. The verb `load` makes the processor of a model folder (its key)
-ready. `layout`, with `data` and `pixels` as its payload, answers what it makes of one image: `ids`, their `text`, and the
-template's own `placeholder` with its `id`; or `refused`, why the bytes are no image that is taken.
+Started as `python -m services.router.text.image_worker`. The verb `load` makes the processor of a model folder (its
+key) ready. `layout`, with `data` and `pixels` as its payload, answers what it makes of one image: `ids`, their `text`,
+and the template's own `placeholder` with its `id`; or `refused`, why the bytes are no image that is taken.
 """
 
 import io
