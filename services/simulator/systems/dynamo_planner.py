@@ -20,7 +20,7 @@ from services.simulator.systems.signals import decode_kv_tokens, queued_prompt_t
 INTERVAL_S = 5.0
 PREFILL_UP, PREFILL_DOWN = 1.0, 0.1
 DECODE_UP, DECODE_DOWN = 1.0, 0.6
-CONTEXT_TOKENS = {"glm-5.2": 1_048_576, "kimi-k2.6": 262_144, "glm-4.6-gqa": 202_752}
+CONTEXT_TOKENS = {"glm-5.2": 1_048_576, "kimi-k2.6": 262_144, "glm-4.6-gqa": 202_752, "dynamo-mocker": 262_144}
 """Longest context of the simulated models, which their engines report when no shorter one is configured."""
 
 Split = tuple[int, int]
@@ -98,11 +98,17 @@ def guard_1_6_1(ready: Split, wished: Split, nodes: int) -> Split:
 
 @dataclass(slots=True)
 class DynamoPlanner:
-    """The loop: `due` is its next tick; `tick` answers with the moves of one decision, none while one is under way."""
+    """The loop: `due` is its next tick; `tick` answers with the moves of one decision, none while one is under way.
+
+    `queued`: prompt tokens that a prefill worker reports as waiting, `decode_kv`: tokens that a decode worker reports
+    as scheduled and queued.
+    """
 
     budget: Budget
     consolidates: bool
     due: float = INTERVAL_S
+    queued: Callable[[NodeView], int] = queued_prompt_tokens
+    decode_kv: Callable[[NodeView], int] = decode_kv_tokens
     _joined: dict[str, float] = field(default_factory=dict)
 
     def joined(self, node: str, now: float) -> None:
@@ -117,8 +123,8 @@ class DynamoPlanner:
             return []
         prefill, decode = cluster.serving(Phase.PREFILL), cluster.serving(Phase.DECODE)
         context = context_tokens(cluster.hardware.name)
-        queues = [queued_prompt_tokens(node) / context for node in prefill]
-        usages = [decode_kv_tokens(node) / node.l1_tokens for node in decode]
+        queues = [self.queued(node) / context for node in prefill]
+        usages = [self.decode_kv(node) / node.l1_tokens for node in decode]
         ready = len(prefill), len(decode)
         wished = (
             prefill_wish(queues, ready[0], consolidates=self.consolidates),
