@@ -4,8 +4,8 @@ Putnam, Claude Code and OSWorld agents at three concurrencies each on nine simul
 scored, start 6P3D. Systems that never change the split run at their best one, which is searched for. First the runs at
 splits that the reference named, with its figure beside: where they differ by more than 15 %, no ratio is claimed.
 All figures here are simulated, those called reported excepted. Traces: EI_TRACES names their folder.
-`--quick`: one concurrency a workload, three systems, five minutes warm-up and five scored: too short for the planner's
-first decision; it shows that everything runs, and checks no bound. `--short`: half an hour a run, for a first look.
+`--quick`: one concurrency a workload, three systems, five minutes warm-up and five scored: the planner decides first at
+the end of it. It shows that everything runs, and checks no bound. `--short`: half an hour a run, for a first look.
 """
 
 import argparse
