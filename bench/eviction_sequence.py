@@ -13,7 +13,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from bench.eviction_trace import FINISH, Blocks, Contexts, Row, rows
+from bench.eviction_trace import FINISH, Blocks, Contexts, rows
+from services.btrace import Row
 
 NEVER = np.iinfo(np.int32).max
 START_WITHIN_S = 600.0
@@ -129,7 +130,7 @@ def record(
     seed: int = 0,
 ) -> Sequence:
     """Play a trace and write down who reads and writes what when."""
-    taken = list(rows(path))[plays or slice(None)]
+    taken = rows(path)[plays or slice(None)]
     happened = Loop(taken, agents, service_s, longest_wait_s, seed).run(until_s)
     until_s = min(until_s, happened[-1][0])
     contexts = Contexts(tokens_per_block)

@@ -1,57 +1,17 @@
 """Recorded agents as chains of blocks, several of the recording's blocks to one of the bench's."""
 
-import gzip
 import os
-from collections.abc import Iterator
-from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
+
+from services.btrace import Row, read_trace
 
 RECORDED_BLOCK = 64
 FINISH = {"tool_use": "tool_calls", "end_turn": "stop"}
 Blocks = npt.NDArray[np.int32]
-
-
-class Dependency(msgspec.Struct, frozen=True):
-    request_id: str
-    delay_ms: float
-
-
-class Recipe(msgspec.Struct, frozen=True):
-    keep: int
-    add: list[tuple[int, int]]
-    base: str | None = None
-
-
-class Row(msgspec.Struct, frozen=True):
-    """One recorded request; see data/traces/README.md."""
-
-    request_id: str
-    play_id: str
-    session_id: str
-    input_length: int
-    output_length: int
-    dependencies: list[Dependency]
-    ctx: Recipe
-    op: str
-    version: int = 0
-    not_before_ms: float = 0
-    parent_session_id: str | None = None
-    end: bool = False
-    stop: str = ""
-    prefix_class: str | None = None
-    prefix_blocks: int = 0
-
-    @property
-    def starts_after(self) -> list[Dependency]:
-        """What it waits for; where nothing is recorded, the request whose context its own begins with."""
-        if self.dependencies or self.ctx.base is None:
-            return self.dependencies
-        return [Dependency(self.ctx.base, 0.0)]
 
 
 class Turn(NamedTuple):
@@ -132,9 +92,6 @@ def find(name: str, folder: Path | None) -> Path:
     return path
 
 
-def rows(path: Path) -> Iterator[list[Row]]:
+def rows(path: Path) -> list[list[Row]]:
     """The rows of each agent of a trace."""
-    decoder = msgspec.json.Decoder(Row)
-    with gzip.open(path, "rb") as file:
-        next(file)
-        yield from (list(group) for _, group in groupby(map(decoder.decode, file), key=lambda row: row.play_id))
+    return [play.rows for play in read_trace(path).plays]

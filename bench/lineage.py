@@ -18,7 +18,7 @@ from bench.lineage_directory import Told
 from bench.lineage_plays import Request, moments, peak_demand
 from bench.lineage_pool import Claims, Pool
 from schemas.directory import MatchReply
-from services.cli.replay.trace import Trace, read_trace
+from services.btrace import Trace, read_trace
 
 TRACES = Path(__file__).parents[1] / "data" / "traces"
 CORPUS, SMOKE = "cc_weka042026.btrace.jsonl.gz", "cc_smoke.btrace.jsonl.gz"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from services.cli.replay.trace import Play, Row, Trace
+from services.btrace import Play, Row, Trace
 
 Indices = npt.NDArray[np.int64]
 Keys = npt.NDArray[np.uint64]
@@ -97,11 +97,11 @@ class _Running:
     def __init__(self, play: Play, numbering: Numbering) -> None:
         self.rows = {row.request_id: row for row in play.rows}
         self.blocks = numbering.of_play(play)
-        self.waits = {row.request_id: len(row.dependencies) for row in play.rows}
+        self.waits = {row.request_id: len(row.starts_after) for row in play.rows}
         self.ready = dict.fromkeys(self.waits, 0.0)
         self.then: dict[str, list[tuple[str, float]]] = {}
         for row in play.rows:
-            for dependency in row.dependencies:
+            for dependency in row.starts_after:
                 self.then.setdefault(dependency.request_id, []).append((row.request_id, dependency.delay_ms / 1e3))
         last = {row.session_id: row.request_id for row in play.rows}
         self.last = set(last.values())

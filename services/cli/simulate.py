@@ -9,11 +9,11 @@ from typing import Any
 
 import msgspec
 
+from services.btrace import TraceError
 from services.cli.connection import CommandError
 from services.simulator.perfetto import write_trace
 from services.simulator.plots import PlotsMissing, draw
 from services.simulator.scenario import Run, Scenario, ScenarioError, read_scenario, simulate
-from services.simulator.trace import TraceError
 
 SHOWN = (
     ("throughput_rps", "throughput", "{:.2f} requests/s"),

@@ -16,13 +16,13 @@ from schemas.codec import encode
 from schemas.phase import Decision, Phase, PhaseState, SwitchState
 from schemas.subjects import Subjects
 from schemas.telemetry import RequestTelemetry
+from services.btrace import TraceError, read_trace
 from services.bus import NatsBus
 from services.cli.connection import CommandError, Target
 from services.cli.replay.agent import Pace
 from services.cli.replay.command import ReplayOptions, ReplayReport, replay
 from services.cli.replay.contexts import Scale
 from services.cli.replay.plan import Limits, cut
-from services.cli.replay.trace import TraceError, read_trace
 
 BLOCK = 4
 HEADER = {"schema": "dynamo.agentic_mooncake", "version": 2, "block_size": 4, "source": {}, "btrace": 1}

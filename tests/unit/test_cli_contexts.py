@@ -4,9 +4,9 @@ from array import array
 
 import pytest
 
+from services.btrace import ContextRecipe, Operation, Row
 from services.cli.replay.contexts import PlayContexts, Scale, TokenSource
 from services.cli.replay.ideal import IdealCache
-from services.cli.replay.trace import ContextRecipe, Operation, Row
 
 ALPHABET = list(range(100, 400))
 

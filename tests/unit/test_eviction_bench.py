@@ -65,7 +65,7 @@ def test_answers_come_after_the_service_time_and_requests_after_their_answers(sh
     ended: dict[str, float] = {}
     for access in short.accesses:
         if access.begins:
-            for needed in access.row.dependencies:
+            for needed in access.row.starts_after:
                 wait_s = min(needed.delay_ms / 1000, 22.0)
                 assert access.at_s >= ended[needed.request_id] + wait_s - 1e-9
         else:

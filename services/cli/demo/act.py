@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from schemas.phase import PlannerQuery, PlannerReply
+from services.btrace import Play
 from services.bus import BusError
 from services.cli.connection import CommandError, Target
 from services.cli.demo.talk import QUESTIONS, Talk, Turn
@@ -14,7 +15,6 @@ from services.cli.replay.agent import Stage
 from services.cli.replay.player import play
 from services.cli.replay.records import RequestRecord
 from services.cli.replay.tokens import Tokens
-from services.cli.replay.trace import Play
 
 SWITCHES = ((0.35, "1P2D"), (0.65, "2P1D"))
 """After which share of the requests which split is ordered."""

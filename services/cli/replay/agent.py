@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from services.btrace import Operation, Play, Row
 from services.cli.replay.client import Answer, Branch, CompletionClient
 from services.cli.replay.contexts import PlayContexts, Scale, TokenSource
 from services.cli.replay.ideal import IdealCache
 from services.cli.replay.records import Outcome, RequestRecord
 from services.cli.replay.tokens import Tokens
-from services.cli.replay.trace import Operation, Play, Row
 
 Observer = Callable[[RequestRecord, Tokens, Tokens], None]
 
@@ -110,7 +110,7 @@ class AgentRun:
 
     async def _start_at(self, row: Row) -> float | None:
         start_at = time.monotonic()
-        for dependency in row.dependencies:
+        for dependency in row.starts_after:
             before = await self._ended[dependency.request_id]
             if before is None:
                 return None

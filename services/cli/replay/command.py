@@ -10,6 +10,7 @@ import aiohttp
 import msgspec
 from rich.console import Console
 
+from services.btrace import Play, TraceError, read_trace
 from services.cli.connection import CommandError, Target
 from services.cli.progress import progress
 from services.cli.replay.agent import Observer, Pace, Stage
@@ -23,7 +24,6 @@ from services.cli.replay.records import RequestRecord
 from services.cli.replay.report import Summary, summarise
 from services.cli.replay.table import summary_table
 from services.cli.replay.telemetry import ClusterWatch
-from services.cli.replay.trace import Play, TraceError, read_trace
 
 _TELEMETRY_GRACE_S = 1.0
 

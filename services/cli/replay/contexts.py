@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from services.btrace import Operation, Row
 from services.cli.replay.tokens import Tokens
-from services.cli.replay.trace import Operation, Row
 
 TAIL_BLOCKS = 2
 """Chat templates rewrite up to so many blocks at the end of a prompt; a request that keeps the rest goes on from it."""

@@ -2,8 +2,8 @@
 
 import msgspec
 
+from services.btrace import Play, Row
 from services.cli.replay.contexts import Scale
-from services.cli.replay.trace import Play, Row
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,7 +24,7 @@ def cut(play: Play, scale: Scale, limits: Limits) -> Play:
         fits = limits.context_tokens is None or (
             scale.prompt(row.input_length) + scale.output(row.output_length) <= limits.context_tokens
         )
-        due = all(dependency.request_id in kept for dependency in row.dependencies)
+        due = all(dependency.request_id in kept for dependency in row.starts_after)
         based = row.ctx.base is None or row.ctx.base in kept
         full = limits.requests_per_agent is not None and len(kept) >= limits.requests_per_agent
         if fits and due and based and not full and row.session_id not in closed:

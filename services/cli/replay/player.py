@@ -5,8 +5,8 @@ import itertools
 import time
 from collections.abc import Iterator, Sequence
 
+from services.btrace import Play
 from services.cli.replay.agent import AgentRun, Stage
-from services.cli.replay.trace import Play
 
 
 async def play(plays: Sequence[Play], stage: Stage) -> None:

@@ -61,8 +61,16 @@ class Row(msgspec.Struct, frozen=True):
     kind: str | None = None
     parent_session_id: str | None = None
     end: bool = False
+    stop: str = ""
     prefix_class: str | None = None
     prefix_blocks: int = 0
+
+    @property
+    def starts_after(self) -> list[Dependency]:
+        """What it waits for; where nothing is recorded, the request whose context its own begins with."""
+        if self.dependencies or self.ctx.base is None:
+            return self.dependencies
+        return [Dependency(self.ctx.base, 0.0)]
 
 
 class Play(msgspec.Struct, frozen=True):
