@@ -11,13 +11,15 @@ from tests.harness.programs import MODEL, Place, only, program
 pytestmark = [pytest.mark.harness, pytest.mark.timeout(600)]
 
 CHILD, SPAWN, DONE = "CHILD TASK", "SPAWN please", "child says hi"
+LAST = "These were my last words."
 RULES = [
     {"prompt": only(CHILD, without=SPAWN), "text": DONE},
     {"prompt": only(SPAWN, without="agent_id"), "calls": calls("spawn_agent", message=f"{CHILD} say hi")},
-    {"prompt": only(SPAWN), "text": "I wait for it. " * 130},
+    {"prompt": only(SPAWN), "text": f"{'I wait for it. ' * 400}{LAST}"},
     {"text": "ok hello"},
 ]
-"""The parent's last answer is long: Codex ends with it, and its sub-agent with Codex."""
+"""The parent's last answer is long: Codex ends with it, and its sub-agent with Codex. It is longer than the answer to a
+chat without a limit may be (`default_max_tokens`): Codex names none, and must get all of it."""
 
 
 def place(tree: Tree, folder: Path, compact_at: int) -> Place:
@@ -75,7 +77,9 @@ async def test_a_sub_agent_has_a_thread_of_its_own(tmp_path: Path) -> None:
     program("codex")
     async with scripted(tmp_path, RULES) as tree:
         spawning = place(tree, tmp_path / "codex", compact_at=120_000)
-        thread = await thread_of(await spawning.run("exec", "--skip-git-repo-check", "--json", SPAWN))
+        said = await spawning.run("exec", "--skip-git-repo-check", "--json", SPAWN)
+        assert LAST in said, "its answer was cut"
+        thread = await thread_of(said)
         leaves = await tree.leaves()
         assert tree.order[0] == thread
         assert leaves == [Leaf(None, "main", 0, "active"), Leaf(0, "subagent", 0, "active")]
