@@ -142,6 +142,7 @@ class Models:
             "owned_by": "evolving-infra",
             "max_model_len": self._intake.max_context_tokens(),
             "tools": self._tools(),
+            "images": {"supported": self._intake.takes_images()},
         }
 
     def _tools(self) -> dict[str, object]:

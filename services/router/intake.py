@@ -120,11 +120,16 @@ class Intake:
             raise ApiError(unavailable("the model's tokenizer is not loaded yet", "no_tokenizer"))
         return found
 
+    def takes_images(self) -> bool:
+        """Whether the model has a processor of images that can be loaded here."""
+        tokenizer = self.loaded_tokenizer()
+        return tokenizer is not None and bool(tokenizer.image_folder) and processors_installed()
+
     def images(self) -> Images:
         """Where the images of one request are put; for a model that takes text only, refused."""
         if not self.tokenizer().image_folder:
             return Images()
-        return Images(self._image_limits) if processors_installed() else Images(None, NOT_INSTALLED)
+        return Images(self._image_limits) if self.takes_images() else Images(None, NOT_INSTALLED)
 
     async def shown(self, images: Images) -> list[Shown]:
         """Images as the model's own processor lays them out; 400 names one that is none."""

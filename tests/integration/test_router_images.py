@@ -79,6 +79,7 @@ async def test_every_dialect_says_the_same_image_in_the_same_tokens(seeing: Stag
     count = openai["usage"]["prompt_tokens"]
     assert anthropic["usage"]["input_tokens"] + anthropic["usage"]["cache_read_input_tokens"] == count
     assert responses["usage"]["input_tokens"] == counted["input_tokens"] == tokens["count"] == count
+    assert (await seeing.get("/v1/models")).body["data"][0]["images"] == {"supported": True}
     words = (await seeing.post("/tokenize", {"messages": chat(text)["messages"]})).body["count"]
     assert count - words > 9 * 5, "four tiles and the whole, of nine tokens each"
 

@@ -114,6 +114,9 @@ def test_marks_that_move_are_not_part_of_the_prompt() -> None:
     marked = {"role": "user", "content": [{"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}]}
     plain = {"role": "user", "content": [{"type": "text", "text": "hi"}]}
     assert parts_of({"messages": [marked]}) == parts_of({"messages": [plain]})
+    assert parts_of({"messages": [marked]}) == parts_of({"messages": [{"role": "user", "content": "hi"}]})
+    two = {"role": "user", "content": [{"type": "text", "text": "hi"}, {"type": "text", "text": "ho"}]}
+    assert parts_of({"messages": [two]}) != parts_of({"messages": [marked]})
     body = {"tools": [1], "system": "s", "input": ["a", "b"]}
     assert len(parts_of(body)) == 4
     assert parts_of({"prompt": "text"}) == ['"text"']
