@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from services.directory.core.branch import Branch
     from services.directory.core.match import Sight
 
-TOGGLED_BYTES = 8_192
+TOGGLED_BYTES = 16_384
 Keys = memoryview
 """Short keys in chain order: a memoryview of format "Q"."""
 
@@ -35,7 +35,10 @@ class Holding:
     with a claim and `unreachable` those that no prefix in the cluster leads to. `ended`: why a dead one holds nothing.
     """
 
-    __slots__ = ("_digest", "_toggled", "blocks", "ended", "live", "node", "referenced", "runs", "tier", "unreachable")
+    __slots__ = (
+        "_digest", "_toggled", "_toggled_bytes", "blocks", "ended", "live", "node", "referenced", "runs", "tier",
+        "unreachable",
+    )  # fmt: skip
 
     def __init__(self, node: str, tier: Tier, live: bool) -> None:
         self.node = node
@@ -47,18 +50,20 @@ class Holding:
         self.unreachable = 0
         self.runs: set[Run] = set()
         self._digest = 0
-        self._toggled = bytearray()
+        self._toggled: list[bytes] = []
+        self._toggled_bytes = 0
 
     @property
     def digest(self) -> int:
-        self._digest ^= int(np.bitwise_xor.reduce(np.frombuffer(self._toggled, np.uint64)))
-        self._toggled = bytearray()
+        self._digest ^= int(np.bitwise_xor.reduce(np.frombuffer(b"".join(self._toggled), np.uint64)))
+        self._toggled, self._toggled_bytes = [], 0
         return self._digest
 
     def toggle(self, packed: bytes) -> None:
         """These keys came or left: the digest, which is seldom asked for, is brought up to date by and by."""
-        self._toggled += packed
-        if len(self._toggled) > TOGGLED_BYTES:
+        self._toggled.append(packed)
+        self._toggled_bytes += len(packed)
+        if self._toggled_bytes > TOGGLED_BYTES:
             self._digest = self.digest
 
 
