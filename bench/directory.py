@@ -118,6 +118,7 @@ def beside(shape: str, blocks: int, peer_path: str, *, rounds: int, runs: int) -
         "events_ratio": rate["ours"] / rate["peer"],
         "events_single_ratio": rate["single"] / rate["peer"],
         "events_cpu_ratio": cpu["peer"] / cpu["ours"],
+        "events_single_cpu_ratio": cpu["peer"] / cpu["single"],
         "bytes_ratio": size["ours"] / size["peer"],
         "match_us_p50": p50["ours"],
         "match_us_p99": p99["ours"],
