@@ -101,7 +101,7 @@ def beside(shape: str, blocks: int, peer_path: str, *, rounds: int, runs: int) -
             built["peer"].append(peer.do("build"))
             built["single"].append(ours.do("build", 1))
         took: dict[str, list[list[float]]] = {"ours": [], "peer": [], "full": []}
-        for _ in range(4 * rounds):
+        for _ in range(2 * rounds):
             took["ours"].append(ours.do("match", MATCHES)["seconds"])
             took["peer"].append(peer.do("match", MATCHES)["seconds"])
             took["full"].append(ours.do("match", MATCHES, "match")["seconds"])
@@ -140,7 +140,7 @@ def fastest(builds: list[Row]) -> float:
 
 
 def figures(peer_path: str, *, quick: bool) -> Row:
-    blocks, rounds = BLOCKS, 2 if quick else 8
+    blocks, rounds = BLOCKS, 2 if quick else 15
     runs = (BLOCKS if not quick else 3 * BLOCKS // 10) // CHURN_RUN_BLOCKS
     rows = [
         beside(shape, blocks, peer_path, rounds=rounds, runs=runs if shape == "contexts" else 0) for shape in SHAPES

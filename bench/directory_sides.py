@@ -58,6 +58,7 @@ class Hands:
     def build(self, at_once: int | None = None) -> Result:
         """All events applied to a new index, message bytes to answerable: seconds of each part, memory that stays."""
         self._index = None
+        gc.unfreeze()  # the index before: unlike what an index forgets, a whole one is full of cycles
         gc.collect()
         before = rss_bytes()
         index = self._make()
