@@ -6,14 +6,15 @@ from typing import Any
 
 from bench.peer_dynamo_figures import Served, figures
 from bench.peer_dynamo_trace import Loop, Session
-from schemas.phase import Split
+from schemas.phase import Phase, Split
+from services.simulator.call import Call
 from services.simulator.hardware import PROFILES
 from services.simulator.record import Recorder
 from services.simulator.system import Cluster, NodeView, SwitchCost, System
 from services.simulator.systems.dynamo_1_6_1 import Dynamo161, Dynamo161Device
 from services.simulator.systems.dynamo_planner import DynamoPlanner
 from services.simulator.systems.own import Own, OwnSettings
-from services.simulator.systems.signals import decode_kv_tokens, prefilled, waits
+from services.simulator.systems.signals import prefilled, waits
 from services.simulator.world import World
 
 HARDWARE = "dynamo-mocker"
@@ -44,10 +45,11 @@ def simulate(system: System, split: str, sessions: Sequence[Session], load: Load
     return {**figures(served, load.warm_up_s, load.ends_s), "switches": float(moves), "split": world.split}
 
 
-def full(node: NodeView) -> bool:
-    """Whether a decode worker has no room for the next of the requests that are placed there."""
-    waiting = [call.prompt_tokens for call in node.decode_calls.values() if not prefilled(call)]
-    return bool(waiting) and node.decode_kv + min(waiting) > node.l1_tokens
+def queued_for_decode(node: NodeView) -> list[Call]:
+    """Requests placed on a decode worker that have no room there beside those that decode, answers included."""
+    waiting = [call for call in node.decode_calls.values() if not prefilled(call)]
+    promised = sum(call.prompt_tokens + call.output_tokens for call in node.decode_calls.values() if prefilled(call))
+    return [call for call in waiting if promised + call.prompt_tokens + call.output_tokens > node.l1_tokens]
 
 
 def _signal_as_the_replay(planner: DynamoPlanner, cluster: Cluster) -> None:
@@ -57,11 +59,12 @@ def _signal_as_the_replay(planner: DynamoPlanner, cluster: Cluster) -> None:
     """
 
     def queued(node: NodeView) -> int:
-        calls = [call for call in node.prefill_calls.values() if waits(call)]
-        return sum(call.prompt_tokens for call in calls if not full(cluster.nodes[call.decode_node or ""]))
+        elsewhere = {call.id for other in cluster.serving(Phase.DECODE) for call in queued_for_decode(other)}
+        calls = [call for call in node.prefill_calls.values() if waits(call) and call.id not in elsewhere]
+        return sum(call.prompt_tokens for call in calls)
 
     def decode_kv(node: NodeView) -> int:
-        return decode_kv_tokens(node) if full(node) else node.decode_kv
+        return node.decode_kv + sum(call.prompt_tokens for call in queued_for_decode(node))
 
     planner.queued, planner.decode_kv = queued, decode_kv
 

@@ -2,8 +2,9 @@
 
 What the replay tells at a tick (1 s) is less than our nodes and routers tell: of each worker its newest iteration and
 its queue, of the requests that ended only how many and their means. So every request of a tick counts as a mean one,
-its pause is unknown, nodes learn from about one iteration a second, and there is no warm-up with both phases. Which
-worker goes is Dynamo's choice (the newest); our nodes are names for its workers in the order of their ids.
+nodes learn from about one iteration a second, and there is no warm-up with both phases. Whose request it was is not
+told: requests are dealt to the sessions in turn, so that on average pauses are what Little's law says of that many
+sessions. Which worker goes is Dynamo's choice (the newest); our nodes are names for its workers in the order of ids.
 """
 
 from typing import Any
@@ -54,8 +55,8 @@ def decode_iteration(snapshot: Snapshot, seq: int, now: float) -> Iteration:
     )
 
 
-def mean_request(traffic: dict[str, Any], number: int, now: float) -> RequestTelemetry:
-    """One of the requests that ended since the last tick."""
+def mean_request(traffic: dict[str, Any], number: int, sessions: int, now: float) -> RequestTelemetry:
+    """One of the requests that ended since the last tick, of the next of `sessions`."""
     prompt, output = round(traffic["avg_isl"]), max(1, round(traffic["avg_osl"]))
     cached = min(prompt, round(prompt * traffic["avg_kv_hit_rate"]))
     took_s = (traffic["avg_ttft_ms"] + traffic["avg_itl_ms"] * (output - 1)) / 1e3
@@ -63,8 +64,8 @@ def mean_request(traffic: dict[str, Any], number: int, now: float) -> RequestTel
         id=f"r{number}",
         t=now,
         request=f"r{number}",
-        branch=None,
-        version=None,
+        branch=f"s{number % sessions}",
+        version=0,
         outcome="stop",
         t_arrive=max(0.0, now - took_s),
         t_end=now,
@@ -78,11 +79,12 @@ def mean_request(traffic: dict[str, Any], number: int, now: float) -> RequestTel
 class CorePolicy:
     """What the replay calls. `changes`: (seconds, kind of worker, how many there were, how many were ordered)."""
 
-    def __init__(self, split: Split, capacity_tokens: int, batch_tokens: int, block_tokens: int) -> None:
+    def __init__(self, split: Split, sessions: int, capacity_tokens: int, batch_tokens: int, block_tokens: int) -> None:
         settings = PlannerSettings(block_size=block_tokens, switch_timeout_s=3600.0, mode="on", warm_up=False)
         self.core = Planner(settings, 0.0)
         self.changes: list[tuple[float, str, int, int]] = []
         self.decisions: list[str] = []
+        self._sessions = sessions
         phases = [Phase.PREFILL] * split.prefill + [Phase.DECODE] * split.decode
         self._phases = {f"n{number}": phase for number, phase in enumerate(phases)}
         self._epochs = dict.fromkeys(self._phases, 0)
@@ -169,7 +171,7 @@ class CorePolicy:
         for _ in range(int(traffic["shape_count"]) if traffic else 0):
             assert traffic is not None
             self._ended += 1
-            self.core.request_ended(mean_request(traffic, self._ended, now), now)
+            self.core.request_ended(mean_request(traffic, self._ended, self._sessions, now), now)
 
     def _arrived(self, metrics: dict[str, Any], now: float) -> None:
         """A switch has ended when nothing starts or drains any more and each pool is as large as was ordered."""

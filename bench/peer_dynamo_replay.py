@@ -115,7 +115,7 @@ def run(job: Job) -> dict[str, Any]:
     more: dict[str, Any] = {}
     changes: list[Change] = []
     if job.planner == OURS:
-        policy = CorePolicy(split, job.device_blocks * job.block_tokens, job.batch_tokens, job.block_tokens)
+        policy = CorePolicy(split, job.width, job.device_blocks * job.block_tokens, job.batch_tokens, job.block_tokens)
         report = api._run_mocker_trace_replay([job.trace], scaling_policy=policy, **options)
         changes, more = policy.changes, {"decisions": policy.decisions}
     elif job.planner == THEIRS:

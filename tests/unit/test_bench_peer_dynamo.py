@@ -18,7 +18,7 @@ from bench.peer_dynamo import agreement, job_of
 from bench.peer_dynamo_cases import STATIC, SWAPPED, cases
 from bench.peer_dynamo_figures import Served, differences, figures, middle
 from bench.peer_dynamo_ours import Load, dynamo, simulate
-from bench.peer_dynamo_policy import CorePolicy
+from bench.peer_dynamo_policy import CorePolicy, mean_request
 from bench.peer_dynamo_replay import engine_of
 from bench.peer_dynamo_trace import Loop, Session, keys_of, runs_of, sessions_of, write_mooncake
 from schemas.phase import Split
@@ -255,8 +255,16 @@ def tick(now: float, prefill: int, decode: int, *, draining: bool = False) -> di
     }
 
 
+def test_pauses_are_what_little_s_law_says_of_the_sessions() -> None:
+    traffic = tick(1.0, 6, 3)["traffic"]
+    requests = [mean_request(traffic, number, 80, float(number // 4)) for number in range(160)]
+    first, second = (one for one in requests if one.branch == "s7")
+    took_s = 0.1 + 0.036 * 399
+    assert second.t_arrive - first.t_end == pytest.approx(80 / 4.0 - took_s)
+
+
 def test_our_core_moves_workers_to_the_bottleneck_and_keeps_their_number() -> None:
-    policy = CorePolicy(Split(6, 3), 1_000_000, 8192, 64)
+    policy = CorePolicy(Split(6, 3), 80, 1_000_000, 8192, 64)
     assert policy.initial_tick_ms() == 1000.0
     now, wanted = 0.0, (6, 3)
     for _ in range(700):
