@@ -31,7 +31,7 @@ class Medium(msgspec.Struct, frozen=True, array_like=True):
 
     first: Count
     tokens: Annotated[int, Meta(ge=1)]
-    sha256: bytes
+    sha256: Annotated[bytes, Meta(min_length=SHA256_BYTES, max_length=SHA256_BYTES)]
     size: Count
     placeholder: Count
 

@@ -88,7 +88,7 @@ def _scalar(info: Any) -> st.SearchStrategy[Any]:
     if isinstance(info, inspect.StrType):
         return st.text(min_size=info.min_length or 0, max_size=min(info.max_length or 12, 12))
     if isinstance(info, inspect.BytesType):
-        return st.sampled_from(_KEYS)
+        return st.sampled_from([key for key in _KEYS if len(key) >= (info.min_length or 0)])
     raise TypeError(f"no rule to make a {info}")
 
 

@@ -11,7 +11,7 @@ from schemas.phase import Phase
 from schemas.telemetry import KvUse, NodeTelemetry, TierUse
 from services.router.core.nodes import Node
 from services.router.core.placement import FetchCost, PrefillView, Prompt, choose_prefill, predict
-from services.router.core.roster import Roster
+from services.router.core.roster import Holders, Roster
 from services.router.core.sweep import FetchRow, Sweep
 from services.router.core.timing import Coefficients
 from tests.property.test_router_prefixes import BLOCK, NODES, matches
@@ -109,7 +109,7 @@ def test_every_node_gets_the_prediction_it_would_get_alone(
     waits = np.array(times[:4]), np.array(times[4:])
     mask = np.array([name in asked for name in roster.names])
     use = np.array([name in usable for name in roster.names])
-    sweep = Sweep(prompt, roster, mask, use, uniform(cost), lambda _: waits)
+    sweep = Sweep(prompt, Holders(prompt.match, roster.index), roster, mask, use, uniform(cost), lambda _: waits)
     alone = []
     for at, (one, model) in enumerate(zip(nodes, coefficients, strict=True)):
         if one.name in asked:
@@ -150,8 +150,10 @@ def test_equal_nodes_take_turns() -> None:
     for name in NODES:
         roster.put(node(name, 0, 0, 10), Coefficients())
     everyone = np.ones(4, bool)
+    match = MatchReply(blocks=0)
     sweep = Sweep(
-        Prompt(100, BLOCK, MatchReply(blocks=0)),
+        Prompt(100, BLOCK, match),
+        Holders(match, roster.index),
         roster,
         everyone,
         everyone,
@@ -172,6 +174,7 @@ def test_rates_may_differ_between_nodes() -> None:
     everyone = np.ones(4, bool)
     sweep = Sweep(
         Prompt(20 * BLOCK + 1, BLOCK, match),
+        Holders(match, roster.index),
         roster,
         everyone,
         everyone,
