@@ -98,7 +98,7 @@ def served_of(records: list[dict[str, Any]]) -> list[Served]:
 
 def run(job: Job) -> dict[str, Any]:
     """The figures of one run, and `wall_s` of the replay itself."""
-    from dynamo.replay import api  # type: ignore[import-not-found]
+    from dynamo.replay import api  # type: ignore[import-not-found]  # an optional peer
 
     split = Split.parse(job.split)
     options: dict[str, Any] = {

@@ -150,14 +150,13 @@ class Engine:
             self._context += call.prompt_tokens
 
     def _begin_prefill(self, now: float) -> None:
-        media, wait_s = 0, 0.0
+        wait_s = 0.0
         room = self._batch_tokens
         for item in self._ready:
             if room <= 0:
                 break
             if not item.started:
                 item.started = True
-                media += item.call.media
                 wait_s = max(wait_s, self._owner.prefill_begins(item, now))
             room -= item.work.left
         batch = compose_prefill((item.work for item in self._ready), self._batch_tokens)
@@ -165,10 +164,6 @@ class Engine:
         for item, chunk in zip(self._ready, batch.chunks, strict=False):
             item.last_tokens = chunk.tokens
         terms = batch.terms
-        if media:
-            terms = PrefillTerms(
-                terms.requests, terms.uncached_tokens, terms.attention_pairs, terms.restored_tokens, media
-            )
         duration = self.times.prefill_s(terms)
         self._batch, self._decode_turn = batch, True
 

@@ -130,7 +130,7 @@ class Prefixes:
         memory.promise(held.promised)
         call.cached_tokens = blocks * block
         call.restored_tokens = max(0, blocks - device) * block
-        item = Prefilling(call, PrefillWork(call.prompt_tokens, call.cached_tokens, call.restored_tokens))
+        item = Prefilling(call, PrefillWork(call.prompt_tokens, call.cached_tokens, call.restored_tokens, call.media))
         if self._load is Load.AT_START or not call.restored_tokens:
             return item, now
         return item, self.restores.send(call.restored_tokens * self._world.hardware.kv_bytes_per_token, now)

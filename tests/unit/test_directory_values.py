@@ -142,7 +142,9 @@ def test_with_unfinished_branches_of_its_own_a_branch_waits_in_another_way(scarc
     request(scarce, "a", A)
     request(scarce, "b", B, parent="a")
     followed = scarce.core.values.sleepers
-    parent = followed.get(scarce.core.branches.get(("", "a")))  # type: ignore[arg-type]
+    branch = scarce.core.branches.get(("", "a"))
+    assert branch is not None
+    parent = followed.get(branch)
     assert parent is not None
     assert parent.kind.children
     scarce.tell("b", BranchEventType.END)

@@ -29,7 +29,7 @@ class Bench:
 
     def ask(self, parts: list[str], branch: str | None = "b", **fields: object) -> str:
         self.now += 1.0
-        found = self.core.observe(Identity("", branch, **fields), parts, self.now)  # type: ignore[arg-type]
+        found = self.core.observe(Identity("", branch, **fields), parts, self.now)  # type: ignore[arg-type]  # any field
         self.core.check()
         self.said += found.events
         return found.lineage
@@ -136,8 +136,8 @@ def test_any_order_of_requests_leaves_a_sound_state(calls: list[tuple[object, ..
     core = Conversations(capacity=2)
     versions: dict[str, int] = {}
     for turn, (name, parts, kind, said, version, end) in enumerate(calls):
-        identity = Identity("", name, "p", version, kind, end, family="f", compaction=said)  # type: ignore[arg-type]
-        found = core.observe(identity, parts, float(turn))  # type: ignore[arg-type]
+        identity = Identity("", name, "p", version, kind, end, family="f", compaction=said)  # type: ignore[arg-type]  # drawn
+        found = core.observe(identity, parts, float(turn))  # type: ignore[arg-type]  # drawn
         core.check()
         for event in found.events:
             if event.type is COMPACT:

@@ -29,7 +29,8 @@ class Reader:
 @pytest.mark.parametrize(("tokens", "finish"), [([1, 7, 2], "tool_calls"), ([1, 2], "")])
 async def test_a_tool_call_read_before_the_end_is_told(tokens: list[int], finish: str) -> None:
     call = Call("r")
-    answer = AnswerResponse(Job(call, None, Reader(), stream=True, request_id="r"), None, Patience(1.0, 1.0))  # type: ignore[arg-type]
+    job = Job(call, None, Reader(), stream=True, request_id="r")  # type: ignore[arg-type]  # it says nothing here
+    answer = AnswerResponse(job, None, Patience(1.0, 1.0))  # type: ignore[arg-type]  # nothing is cancelled
     call.push(tokens)
     await answer._read()
     stored = StoreContext(

@@ -12,10 +12,10 @@ from services.directory.core import spans as sets
 from services.directory.core.key_index import KeyIndex
 from services.directory.core.match import Sights
 from services.directory.core.media import Media
+from services.directory.core.recent_places import RecentPlaces
 from services.directory.core.run import Holding, Keys, Run, Tip, path
 from services.directory.core.spans import Spans
 
-RECENT_PLACES = 16_384
 Piece = tuple[Run, int, int]
 """Offsets [first, last) of a run."""
 
@@ -49,17 +49,16 @@ class PrefixTree:
         self._free: list[int] = []
         self._index = KeyIndex()
         self._ends: dict[int, Run] = {}
-        self._recent: dict[int, int] = {}
-        self._older: dict[int, int] = {}
+        self._places = RecentPlaces()
 
     def find(self, key: int) -> tuple[Run, int] | None:
         """The run that holds `key` and its offset there."""
         run = self._ends.get(key)
         if run is not None:
             return run, len(run.keys) - 1
-        place = self._recent.get(key) or self._older.get(key)
+        place = self._places.get(key)
         if place is not None:
-            run, offset = self.runs[place >> 32], place & 0xFFFFFFFF
+            run, offset = self.runs[place[0]], place[1]
             if run is not None and offset < len(run.keys) and run.keys[offset] == key:
                 return run, offset
         for ident in self._index.find(key):
@@ -115,7 +114,7 @@ class PrefixTree:
             return Inserted([])
         run, position = place[0], place[1] + 1
         if 0 < position < len(run.keys):
-            self._remember(run, position - 1)
+            self._places.put(run, position - 1)
         pieces: list[Piece] = []
         done, total = 0, len(keys)
         while done < total:
@@ -124,7 +123,7 @@ class PrefixTree:
                 pieces.append((run, position, position + same))
                 done, position = done + same, position + same
                 if done == total and position < len(run.keys):
-                    self._remember(run, position - 1)
+                    self._places.put(run, position - 1)
                 continue
             child = run.children.get(keys[done])
             if child is not None and child.offset == position:
@@ -193,7 +192,7 @@ class PrefixTree:
         if held[-1] != first or int.from_bytes(packed[:KEY_BYTES], "little") in run.children:
             return None
         del self._ends[parent]
-        self._remember(run, first - 1)
+        self._places.put(run, first - 1)
         run.keys.frombytes(packed)
         self._ends[run.keys[-1]] = run
         self._index.put(packed, run.ident)
@@ -290,7 +289,7 @@ class PrefixTree:
         if run is not self.root and position == len(run.keys):
             packed = keys.tobytes()
             self._end(run, None)
-            self._remember(run, position - 1)
+            self._places.put(run, position - 1)
             run.keys.frombytes(packed)
             self._book(run, packed)
         else:
@@ -298,12 +297,6 @@ class PrefixTree:
         if self.orphans:
             self._attach(run)
         return run, position
-
-    def _remember(self, run: Run, offset: int) -> None:
-        """Where one message ended another is likely to go on, or a context to fork."""
-        if len(self._recent) >= RECENT_PLACES:
-            self._older, self._recent = self._recent, {}
-        self._recent[run.keys[offset]] = run.ident << 32 | offset
 
     def _new(self, parent: Run | None, offset: int, keys: Keys) -> Run:
         ident = self._free.pop() if self._free else len(self.runs)

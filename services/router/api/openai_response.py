@@ -1,6 +1,7 @@
 """OpenAI answers: whole, and as the chunks of a stream."""
 
 import secrets
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,7 +31,7 @@ def call_id() -> str:
     return f"call_{secrets.token_hex(12)}"
 
 
-class _OpenAIShape:
+class _OpenAIShape(ABC):
     """What both dialects share: the head of every part, errors and signs of life."""
 
     kind = ""
@@ -38,11 +39,7 @@ class _OpenAIShape:
 
     def __init__(self, head: Head, *, include_usage: bool = False) -> None:
         self._head, self._include_usage = head, include_usage
-        self._text = TextFrame(self._words("\0"))
-
-    def _words(self, text: str) -> bytes:
-        """The chunk that says `text` and nothing else."""
-        raise NotImplementedError
+        self._text = TextFrame(self._delta([Text("\0")], None))
 
     def delta(self, pieces: Sequence[Piece], token_ids: list[int] | None) -> bytes:
         """Chunks of a stream; plain words, its most frequent kind, go through a frame that is made once."""
@@ -50,8 +47,9 @@ class _OpenAIShape:
             return self._text.around(pieces[0].text)
         return self._delta(pieces, token_ids)
 
+    @abstractmethod
     def _delta(self, pieces: Sequence[Piece], token_ids: list[int] | None) -> bytes:
-        raise NotImplementedError
+        """Chunks of any pieces."""
 
     def _part(self, kind: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
         head = self._head
@@ -88,9 +86,6 @@ class ChatShape(_OpenAIShape):
 
     def opening(self, placed: Placed | None) -> bytes:
         return self._chunk({"role": "assistant", "content": ""}, None)
-
-    def _words(self, text: str) -> bytes:
-        return self._chunk(_delta(Text(text)), None)
 
     def _delta(self, pieces: Sequence[Piece], token_ids: list[int] | None) -> bytes:
         if not pieces:
@@ -135,9 +130,6 @@ class CompletionShape(_OpenAIShape):
 
     def opening(self, placed: Placed | None) -> bytes:
         return b""
-
-    def _words(self, text: str) -> bytes:
-        return self._delta([Text(text)], None)
 
     def _delta(self, pieces: Sequence[Piece], token_ids: list[int] | None) -> bytes:
         return event(self._part(self.kind, [_choice(Gathered.of(pieces).text, None, token_ids)]))

@@ -33,9 +33,6 @@ class _Node:
     number: int
     prefill: dict[str, Booking] = field(default_factory=dict)
     decode: dict[str, Booking] = field(default_factory=dict)
-    foreign_prefill: int = 0
-    foreign_decode: int = 0
-    decode_tokens: int = 0
 
 
 class Ledger:
@@ -49,7 +46,8 @@ class Ledger:
         self._nodes: dict[str, _Node] = {}
         self._numbers = Numbers()
         self._waiting, self._running = Prefills(), Prefills()
-        self._foreign, self._decoding, self._tokens = NodeColumn(), NodeColumn(), NodeColumn()
+        self._foreign_prefill, self._foreign_decode = NodeColumn(), NodeColumn()
+        self._decoding, self._tokens = NodeColumn(), NodeColumn()
         self._requests: dict[str, tuple[Booking, ...]] = {}
         self._mean_service_s = 0.0
         self.mean_output_tokens = mean_output_tokens
@@ -79,17 +77,16 @@ class Ledger:
         there are any (`shared`)."""
         entry = self._node(node)
         foreign = max(0, legs - self.open_legs(node)) if shared else 0
-        entry.foreign_decode = min(foreign, decoding)
-        entry.foreign_prefill = foreign - entry.foreign_decode
-        self._foreign.set(entry.number, entry.foreign_prefill)
-        self._decoding.set(entry.number, len(entry.decode) + entry.foreign_decode)
+        decode = min(foreign, decoding)
+        self._foreign_decode.set(entry.number, decode)
+        self._foreign_prefill.set(entry.number, foreign - decode)
 
     def wait(self, node: str, now: float) -> tuple[float, float]:
         """(T_rem, queue) in seconds: rest of the running batch, and the predicted times of all that waits."""
         entry = self._nodes.get(node)
         if entry is None:
             return 0.0, 0.0
-        queue = entry.foreign_prefill * self._mean_service_s
+        queue = self._foreign_prefill[entry.number] * self._mean_service_s
         running, since = 0.0, now
         for booking in entry.prefill.values():
             if booking.started is None:
@@ -104,7 +101,7 @@ class Ledger:
         that will go before it count, those it overtakes do not."""
         size, rows = len(index), self._numbers.rows(index)
         queue, running = np.zeros(size + 1), np.zeros(size + 1)
-        queue[rows] = self._foreign.first(len(rows)) * self._mean_service_s
+        queue[rows] = self._foreign_prefill.first(len(rows)) * self._mean_service_s
         if len(self._waiting):
             at, seconds = rows[self._waiting.node], self._waiting.seconds
             if self.order_weight:
@@ -121,7 +118,8 @@ class Ledger:
         """`decoding` for all nodes of `index` at once."""
         size, rows = len(index), self._numbers.rows(index)
         running, tokens = np.zeros(size + 1), np.zeros(size + 1)
-        running[rows], tokens[rows] = self._decoding.first(len(rows)), self._tokens.first(len(rows))
+        running[rows] = self._decoding.first(len(rows)) + self._foreign_decode.first(len(rows))
+        tokens[rows] = self._tokens.first(len(rows))
         return running[:size], tokens[:size]
 
     def decoding(self, node: str) -> tuple[int, int]:
@@ -129,7 +127,7 @@ class Ledger:
         entry = self._nodes.get(node)
         if entry is None:
             return 0, 0
-        return len(entry.decode) + entry.foreign_decode, entry.decode_tokens
+        return len(entry.decode) + int(self._foreign_decode[entry.number]), int(self._tokens[entry.number])
 
     def booked(self) -> dict[str, tuple[Booking, ...]]:
         """All bookings by request."""
@@ -149,16 +147,17 @@ class Ledger:
         assert prefills == {(id_, entry.number) for entry in self._nodes.values() for id_ in entry.prefill}
         assert len(prefills) == len(self._waiting) + len(self._running)
         for entry in self._nodes.values():
-            assert entry.foreign_prefill >= 0 <= entry.foreign_decode
-            assert entry.decode_tokens == sum(booking.tokens for booking in entry.decode.values())
+            number = entry.number
+            assert self._foreign_prefill[number] >= 0 <= self._foreign_decode[number]
+            assert self._decoding[number] == len(entry.decode)
+            assert self._tokens[number] == sum(booking.tokens for booking in entry.decode.values())
 
     def _count(self, request: str, booking: Booking, sign: int) -> None:
         """Keep what placements read in step with a booking that came (1) or went (-1)."""
         entry = self._node(booking.node)
         if booking.phase is Phase.DECODE:
-            entry.decode_tokens += sign * booking.tokens
-            self._tokens.set(entry.number, entry.decode_tokens)
-            self._decoding.set(entry.number, len(entry.decode) + entry.foreign_decode)
+            self._tokens.add(entry.number, sign * booking.tokens)
+            self._decoding.add(entry.number, sign)
             return
         side = self._waiting if booking.started is None else self._running
         if sign > 0:

@@ -18,9 +18,6 @@ class Numbers:
         self._index: Mapping[str, int] | None = None
         self._rows: Rows = np.zeros(0, np.int64)
 
-    def __len__(self) -> int:
-        return len(self._numbers)
-
     def of(self, node: str) -> int:
         """The number of a node, a new one if it has none."""
         return self._numbers.setdefault(node, len(self._numbers))
@@ -38,6 +35,10 @@ class NodeColumn:
 
     def __init__(self) -> None:
         self._values: Floats = np.zeros(_FIRST)
+
+    def __getitem__(self, number: int) -> float:
+        self._reach(number)
+        return float(self._values[number])
 
     def add(self, number: int, change: float) -> None:
         self._reach(number)
