@@ -179,6 +179,20 @@ def test_who_computes_a_block_is_found_wherever_prompts_begin_and_part(
         pending.check()
 
 
+def test_the_oldest_of_several_followers_comes_next() -> None:
+    pending = PendingPrefixes(lease_s=10.0)
+    shared = (1, STRIDE + 1, 1, STRIDE + 1)
+    for number, common in enumerate(shared):
+        keys = keys_of((0,) * common + (number + 1,) * (4 * STRIDE))
+        pending.add(f"r{number}", 0, keys_view(pack(keys)), 0.0)
+    for gone, oldest in (("r0", "r1"), ("r1", "r2"), ("r2", "r3")):
+        pending.release(gone)
+        found = pending.ahead(0, keys_view(pack(keys_of((0,) * (4 * STRIDE)))), "new")
+        assert found is not None
+        assert found[1].request == oldest
+        pending.check()
+
+
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 3 * STRIDE), min_size=2, max_size=6), st.randoms(use_true_random=False))
 def test_siblings_find_the_oldest_request_with_their_prefix(shared: list[int], rnd: random.Random) -> None:

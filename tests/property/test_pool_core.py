@@ -222,8 +222,8 @@ class PoolAgainstModel(RuleBasedStateMachine):
         self.core.drop_owner(owner, self.now)
         for digest in lost:
             self.aside[self._forget(digest).slot] = (owner, until)
-        if lost:  # what an earlier connection of this owner left waits as long again
-            self.aside = {s: (o, until if o == owner else u) for s, (o, u) in self.aside.items()}
+        # what an earlier connection of this owner left waits as long again
+        self.aside = {s: (o, until if o == owner else u) for s, (o, u) in self.aside.items()}
         if ended:
             self._perform(self.core.end_owner(owner, self.now))
             self.aside = {slot: entry for slot, entry in self.aside.items() if entry[0] != owner}

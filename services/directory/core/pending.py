@@ -110,7 +110,7 @@ class PendingPrefixes:
             for key in pending.marks:
                 if self._first[key] is pending:
                     del self._first[key]
-            for follower in pending.followers:
+            for follower in sorted(pending.followers, key=_rank):
                 if self._requests.get(follower.request) is follower:
                     self._index(follower)
         return pending
@@ -132,6 +132,10 @@ class PendingPrefixes:
     def check(self) -> None:
         assert set(self._first) == {key for pending in self._requests.values() for key in pending.marks}
         assert all(self._requests[pending.request] is pending for pending in self._first.values())
+
+
+def _rank(pending: Pending) -> int:
+    return pending.rank
 
 
 def _common(pending: Pending, keys: Keys, low: int) -> int:
