@@ -19,7 +19,15 @@ from services.clock import SystemClock
 from services.observe import RateLimitedLog
 
 _REOPEN_S = 5.0
+_CANCEL_AGAIN_S = 0.1
 _AUTHORIZATION = "authorization violation"
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    """Cancel until it has ended: `asyncio.wait_for` of Python 3.11, by which nats-py dials, can lose a cancellation."""
+    while not task.done():
+        task.cancel()
+        await asyncio.wait([task], timeout=_CANCEL_AGAIN_S)
 
 
 class Connection:
@@ -34,7 +42,7 @@ class Connection:
         self.failure_callbacks: list[Callable[[Exception], None]] = []
         self.on_restored: Callable[[], Coroutine[Any, Any, None]] | None = None
         self._log, self._limited = log, RateLimitedLog(log, self.clock)
-        self._closing = False
+        self._closing = self._dialled = False
         self._away: asyncio.TimerHandle | None = None
         self._refused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -65,14 +73,14 @@ class Connection:
                 raise BusUnavailable(f"no broker at {self.options.url} within {timeout_s:g} s")
             await connecting
         except BaseException:
-            connecting.cancel()
-            await asyncio.wait([connecting])
+            await _end(connecting)
             await self.close()
             raise
         self.restored.set()
         self._replies = await self.client.subscribe(self.inbox.pattern, cb=self.inbox.receive)
 
     async def _connect(self) -> None:
+        self._dialled = True
         await dial(
             self.client,
             self.options,
@@ -191,7 +199,7 @@ class Connection:
 
     async def _renew(self) -> None:
         """The broker told us to go (as when our key is taken away), after which nats-py gives up: begin anew."""
-        self.client = Client()
+        self.client, self._dialled = Client(), False
         await asyncio.sleep(random.uniform(RECONNECT_FROM_S, RECONNECT_TO_S))
         await self._connect()
         self._replies = await self.client.subscribe(self.inbox.pattern, cb=self.inbox.receive)
@@ -223,12 +231,12 @@ class Connection:
         for interest in list(self.interests):
             await interest.unsubscribe()
         self.inbox.fail(BusUnavailable("the connection to the broker is closed"))
-        await self._close_client()
         for task in list(self._tasks):
-            task.cancel()
+            await _end(task)
+        await self._close_client()
 
     async def _close_client(self) -> None:
-        if self.client.is_closed:
+        if self.client.is_closed or not self._dialled:  # nats-py cannot close a client that never dialled
             return
         unsent = self.client.pending_data_size
         try:

@@ -1,12 +1,14 @@
 """A broker that dies, freezes, comes back, loses its store: what the bus makes of it."""
 
 import asyncio
+import contextlib
 import os
 import shutil
 import signal
 import time
 
 import pytest
+from nats.aio.client import Client
 
 from services.broker import Broker
 from services.bus import BusError, BusUnavailable, Delivery, MemoryBus, MemoryHub, NatsBus
@@ -169,6 +171,25 @@ async def test_connecting_waits_for_the_broker(broker: Broker, nats_connect: Con
     broker.stop()
     with pytest.raises(BusUnavailable, match=r"no broker at .* within 0\.2 s"):
         await NatsBus.connect(url, name="x", timeout_s=0.2)
+
+
+async def test_a_dial_that_loses_a_cancellation_is_cancelled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `asyncio.wait_for` of Python 3.11 does when the connection is refused in the same turn of the loop."""
+
+    async def lose_one(_: Client) -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Client, "_select_next_server", lose_one)
+    async with asyncio.timeout(5):
+        with pytest.raises(BusUnavailable, match=r"within 0\.01 s"):
+            await NatsBus.connect("nats://127.0.0.1:1", name="x", timeout_s=0.01)
+
+
+async def test_giving_up_before_the_first_dial_is_an_ordinary_refusal() -> None:
+    with pytest.raises(BusUnavailable, match="no broker at"):
+        await NatsBus.connect("nats://127.0.0.1:1", name="x", timeout_s=0)
 
 
 async def test_stored_messages_and_readers_survive_kill_9(broker: Broker, nats_connect: Connect) -> None:
