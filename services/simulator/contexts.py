@@ -7,6 +7,8 @@ class (system prompt and tools). An answer's blocks have the keys under which it
 from array import array
 from collections import Counter
 
+import numpy as np
+
 from services.simulator.trace import Play, Turn
 
 
@@ -65,8 +67,7 @@ class Contexts:
         first = turn.prompt_tokens // self._block
         fresh = (turn.prompt_tokens + turn.output_tokens - 1) // self._block - first - len(keys)
         if fresh > 0:
-            start = self._space.take(fresh)
-            keys.extend(range(start, start + fresh))
+            _append(keys, self._space.take(fresh), fresh)
         return keys
 
     def _inherited(self, number: int) -> "array[int]":
@@ -97,12 +98,13 @@ class Contexts:
             keys = self._kept[turn.base][: min(turn.keep, blocks)]
         keys.extend(self._added(turn, len(keys), blocks - len(keys)))
         if len(keys) < blocks:
-            start = self._space.take(blocks - len(keys))
-            keys.extend(range(start, start + blocks - len(keys)))
+            fresh = blocks - len(keys)
+            _append(keys, self._space.take(fresh), fresh)
         if turn.prefix_class is not None and turn.base is None:
             shared = min(turn.prefix_blocks, blocks)
-            start = self._space.of_class(turn.prefix_class, shared)
-            keys[:shared] = array("Q", range(start, start + shared))
+            common = array("Q")
+            _append(common, self._space.of_class(turn.prefix_class, shared), shared)
+            keys[:shared] = common
         return keys
 
     def _added(self, turn: Turn, first: int, blocks: int) -> "array[int]":
@@ -112,7 +114,11 @@ class Contexts:
         for start, length in turn.add:
             low, high = max(first, at), min(first + blocks, at + length)
             if low < high:
-                begin = self._first + start + low - at
-                keys.extend(range(begin, begin + high - low))
+                _append(keys, self._first + start + low - at, high - low)
             at += length
         return keys
+
+
+def _append(keys: "array[int]", first: int, count: int) -> None:
+    """Put `count` consecutive keys behind `keys`."""
+    keys.frombytes(np.arange(first, first + count, dtype=np.uint64).tobytes())
