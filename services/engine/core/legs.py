@@ -17,7 +17,8 @@ PHASES = (Phase.PREFILL, Phase.DECODE)
 class QueuedLeg:
     """One leg and all that the node knows about it.
 
-    `need_tokens`: device KV it takes when it enters. `fetch_id`: the fetch or pin held in the own pool, None without.
+    `need_tokens`: device KV it takes when it enters. `load_tokens`: what its prefill will compute, at most a batch;
+    `restorable_blocks` need not be. `fetch_id`: the fetch or pin held in the own pool, None without.
     `head_since`: since when only its fetch keeps it from the engine. `ask`: number of the reservation asked for and not
     yet answered, 0 without; `maybe_granted`: the last one was never answered. `token`: the first token. `told`: whether
     the decode node has confirmed the hand-off. `ending`: how the leg will end once it has left the engine.
@@ -29,6 +30,7 @@ class QueuedLeg:
     number: int
     arrived_at: float
     need_tokens: int
+    load_tokens: int
     order_at: float
     state: RequestState = RequestState.QUEUED
     prompt_here: bool = False
@@ -58,10 +60,10 @@ class QueuedLeg:
     def deadline_at(self) -> float:
         return self.arrived_at + self.request.deadline_s
 
-    def load_tokens(self, limits: Limits) -> int:
-        """Tokens that its prefill will compute, as far as is known now; of more than a batch, a batch."""
-        tokens = self.request.prompt_tokens - self.restorable_blocks * limits.block_size
-        return tokens if tokens < limits.batch_tokens else limits.batch_tokens
+    def restorable(self, blocks: int, limits: Limits) -> None:
+        """So many leading blocks need not be computed, as far as is known now."""
+        self.restorable_blocks = blocks
+        self.load_tokens = min(self.request.prompt_tokens - blocks * limits.block_size, limits.batch_tokens)
 
 
 def queue_order(leg: QueuedLeg) -> tuple[float, int]:
@@ -77,7 +79,7 @@ class LegTable:
     `closing` holds prefill legs that have left the engine while the decode node has not yet confirmed the hand-off.
     `pins` maps each fetch or pin in the own pool to its leg. `refused` remembers cancels that came before their leg.
     `known` has every key that is in one of the places, ended ones included, by request id. `lines` has the waiting
-    ones in queue order, each behind its `queue_order`.
+    ones in queue order, each behind its `queue_order`. `load_inside`: tokens that the prefills inside compute.
     """
 
     limits: Limits
@@ -91,6 +93,7 @@ class LegTable:
     lines: dict[Phase, list[tuple[float, int, QueuedLeg]]] = field(
         default_factory=lambda: {phase: [] for phase in PHASES}
     )
+    load_inside: int = 0
 
     def add(self, leg: QueuedLeg) -> None:
         """A new leg waits."""
@@ -127,6 +130,11 @@ class LegTable:
         if self.waiting[leg.key.phase].pop(leg.key, None) is not None:
             del self.lines[leg.key.phase][self.position(leg)]
 
+    def _count(self, leg: QueuedLeg, sign: int) -> None:
+        """A leg came into the engine (1) or left it (-1); inside it, what it will compute does not change."""
+        if leg.key.phase is Phase.PREFILL:
+            self.load_inside += sign * leg.load_tokens
+
     def pin(self, leg: QueuedLeg, fetch_id: str) -> None:
         assert leg.fetch_id is None, leg
         leg.fetch_id = fetch_id
@@ -144,18 +152,21 @@ class LegTable:
         """waiting -> inside."""
         self._no_longer_waits(leg)
         self.inside[leg.key.phase][leg.key] = leg
+        self._count(leg, 1)
         leg.state = RequestState.RESERVED
 
     def close(self, leg: QueuedLeg) -> None:
         """inside -> closing."""
         del self.inside[leg.key.phase][leg.key]
+        self._count(leg, -1)
         self.closing[leg.key] = leg
 
     def end(self, leg: QueuedLeg, finish: Finish, reason: str, now: float) -> list[Effect]:
         """The leg is over: it holds nothing from here on."""
         key = leg.key
         self._no_longer_waits(leg)
-        self.inside[key.phase].pop(key, None)
+        if self.inside[key.phase].pop(key, None) is not None:
+            self._count(leg, -1)
         self.closing.pop(key, None)
         leg.state = RequestState.ENDED
         self.ended[key] = now + self.limits.keep_s
@@ -191,6 +202,8 @@ class LegTable:
         for phase in PHASES:
             assert all(key.phase is phase for key in (*self.waiting[phase], *self.inside[phase]))
             assert self.in_order(phase) == sorted(self.waiting[phase].values(), key=queue_order)
+        inside = self.inside[Phase.PREFILL].values()
+        assert self.load_inside == sum(leg.load_tokens for leg in inside)
         for leg in self.waiting[Phase.PREFILL].values():
             assert leg.state in (RequestState.QUEUED, RequestState.FETCHING, RequestState.READY), leg
             assert leg.ask == 0 or leg.state is RequestState.READY, leg

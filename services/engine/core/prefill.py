@@ -84,13 +84,13 @@ class PrefillQueue:
         """
         effects: list[Effect] = []
         limits, count = self.limits, self._count_inside()
-        batches = limits.batches_inside * limits.batch_tokens - self._load_inside()
+        batches = limits.batches_inside * limits.batch_tokens - self.table.load_inside - self._load_asked()
         room = room_tokens - self.kept_tokens()
         refused: dict[str, int] = {}
-        for leg in self.table.in_order(Phase.PREFILL):
+        for _, _, leg in self.table.lines[Phase.PREFILL]:
             if leg.ask or not leg.prompt_here:
                 continue
-            load = leg.load_tokens(limits)
+            load = leg.load_tokens
             if load > batches or leg.need_tokens > room or count >= limits.max_running:
                 break
             if leg.state is RequestState.FETCHING:
@@ -159,7 +159,7 @@ class PrefillQueue:
 
     def kept_tokens(self, but: LegKey | None = None) -> int:
         """Device room kept for legs whose reservation is under way, without that of `but`."""
-        return sum([asked.need_tokens for asked in self.asks.values() if asked.key != but])
+        return sum([asked.need_tokens for asked in self.asks.values() if asked.key != but]) if self.asks else 0
 
     def next_due(self, now: float) -> float | None:
         """When a waiting leg next needs a look, though nothing happens to it; None if none waits."""
@@ -200,8 +200,8 @@ class PrefillQueue:
     def check(self) -> None:
         for leg in self.table.waiting[Phase.PREFILL].values():
             assert leg.ask == 0 or self.asks[leg.ask].key == leg.key, leg
-        load = sum(asked.load_tokens for asked in self.asks.values())
-        assert load + self._load_inside(asked=False) <= self.limits.batches_inside * self.limits.batch_tokens
+        load = self.table.load_inside + self._load_asked()
+        assert load <= self.limits.batches_inside * self.limits.batch_tokens, load
         assert self._count_inside() <= self.limits.max_running, self._count_inside()
 
     def _fetch(self, leg: QueuedLeg) -> list[Effect]:
@@ -215,7 +215,7 @@ class PrefillQueue:
     def _ready(self, leg: QueuedLeg, blocks: int) -> list[Effect]:
         leg.state = RequestState.READY
         leg.head_since = None
-        leg.restorable_blocks = min(blocks, self.limits.usable_blocks(leg.request.prompt_tokens))
+        leg.restorable(min(blocks, self.limits.usable_blocks(leg.request.prompt_tokens)), self.limits)
         return [self._report(leg, RequestState.READY)]
 
     def _wait_for_fetch(self, leg: QueuedLeg, now: float) -> list[Effect]:
@@ -262,9 +262,8 @@ class PrefillQueue:
     def _report(self, leg: QueuedLeg, state: RequestState) -> Effect:
         return Report(leg.key, leg.request.router, state=state)
 
-    def _load_inside(self, *, asked: bool = True) -> int:
-        inside = sum([leg.load_tokens(self.limits) for leg in self.table.inside[Phase.PREFILL].values()])
-        return inside + (sum([asked.load_tokens for asked in self.asks.values()]) if asked else 0)
+    def _load_asked(self) -> int:
+        return sum([asked.load_tokens for asked in self.asks.values()])
 
     def _count_inside(self) -> int:
         return len(self.table.inside[Phase.PREFILL]) + len(self.asks)

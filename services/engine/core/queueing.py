@@ -89,7 +89,8 @@ class Queueing:
             return refusal, []
         effects = self._supersede(request, now)
         self.last_number += 1
-        leg = QueuedLeg(key, request, self.last_number, now, self._need_tokens(request), self._order_at(request, now))
+        load, order_at = min(request.prompt_tokens, self.limits.batch_tokens), self._order_at(request, now)
+        leg = QueuedLeg(key, request, self.last_number, now, self._need_tokens(request), load, order_at)
         position = self.table.position(leg)
         self.table.add(leg)
         self.routers.expect(request.router, now)
@@ -314,6 +315,8 @@ class Queueing:
 
     def _kept_for_prefill(self, ask: Handoff) -> int:
         """Device room that the own prefill half has asked for; its own leg's share too, unless the pair shares KV."""
+        if not self.prefill.asks:
+            return 0
         key = LegKey(ask.id, ask.attempt, Phase.PREFILL)
         own = ask.node == self.limits.node and self.limits.shared_pair
         return self.prefill.kept_tokens(key if own else None)
