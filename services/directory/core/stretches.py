@@ -126,17 +126,17 @@ class Stretches:
         return changed
 
     def _pieces(self, passed: _Passed) -> list[Piece]:
-        """The worth of every claimed block, from the deepest end upwards: shallower blocks have more claims."""
-        by_end = sorted(((end, self._steps[branch]) for branch, end in passed.ends.items()), reverse=True)
+        """The worth of every claimed block, from the deepest end upwards: shallower blocks have more claims, and all
+        that an awake branch claims are worth the most."""
+        steps = self._steps
+        awake = max([end for branch, end in passed.ends.items() if steps[branch] == AWAKE], default=0)
+        by_end = sorted([(end, steps[branch]) for branch, end in passed.ends.items() if end > awake], reverse=True)
         pieces: list[Piece] = []
-        rate, awake = 0.0, False
+        rate = 0.0
         for number, (end, step) in enumerate(by_end):
-            rate, awake = rate + rate_of(step), awake or step == AWAKE
-            first = by_end[number + 1][0] if number + 1 < len(by_end) else 0
+            rate += rate_of(step)
+            first = by_end[number + 1][0] if number + 1 < len(by_end) else awake
             if first == end:
-                continue
-            if awake:
-                pieces.append(Piece(first, end, AWAKE))
                 continue
             base, start = step_of(rate), passed.start
             parts: list[Piece] = []
@@ -144,6 +144,8 @@ class Stretches:
                 at = parts[-1].last if parts else first
                 parts.append(Piece(at, last - start, min(LARGEST, base + more)))
             pieces += reversed(parts)
+        if awake:
+            pieces.append(Piece(0, awake, AWAKE))
         return pieces[::-1]
 
     def _purge(self) -> None:
