@@ -1,4 +1,4 @@
-"""The engine of a node in virtual time: one loop, per turn a prefill iteration and then a decode iteration.
+"""The engine of a node in virtual time: one loop, in which both phases get equal time while both have work.
 
 Batches are the core's (`compose_prefill`), times those of its iteration models. Decode iterations between two changes
 of the batch are one event: with B requests the context grows by B*t_acc an iteration, so their times are an arithmetic
@@ -14,6 +14,7 @@ from typing import Protocol
 
 from services.engine.core.batching import PrefillBatch, PrefillWork, compose_prefill, finish_prefill
 from services.engine.core.timing import DecodeTerms, IterationTime, PrefillTerms
+from services.engine.core.turns import Turns
 from services.simulator.call import Call
 from services.simulator.clock import Agenda
 
@@ -75,7 +76,7 @@ class Engine:
         self._leaving: list[tuple[Call, Callable[[int, float], None]]] = []
         self._iteration, self._joined = 0, 0
         self._context = 0.0
-        self._decode_turn = False
+        self._turns = Turns()
         self._turn = 0
         self._start = self._first_s = self._slope_s = self._duration = 0.0
         self._planned = 0
@@ -97,7 +98,7 @@ class Engine:
     def prefill(self, item: Prefilling, now: float) -> None:
         """A call may go into the next batch."""
         self._ready.append(item)
-        self._disturb(now)
+        self._disturb(now, self._turns.owed_s)
 
     def decode(self, call: Call, now: float) -> None:
         """A call's KV is here: it decodes all but its first token."""
@@ -124,19 +125,19 @@ class Engine:
 
     # turns
 
-    def _disturb(self, now: float) -> None:
-        """Something came: begin, or end a row of decode iterations with the one under way."""
+    def _disturb(self, now: float, least_s: float = 0.0) -> None:
+        """Something came: begin, or end a row of decode iterations with the one under way, but not before `least_s`."""
         if self.idle:
             self._next(now)
         elif self._planned > 1:
-            under_way = max(1, self._boundary(now))
+            under_way = self._begun(max(now - self._start, least_s))
             if under_way < self._planned:
                 self._planned = under_way
                 self._plan_decode()
 
     def _next(self, now: float) -> None:
         self._admit()
-        if self._ready and not (self._decode_turn and self._running):
+        if self._ready and self._turns.prefill_due(decoding=bool(self._running)):
             self._begin_prefill(now)
         elif self._running:
             self._begin_decode(now)
@@ -165,9 +166,10 @@ class Engine:
             item.last_tokens = chunk.tokens
         terms = batch.terms
         duration = self.times.prefill_s(terms)
-        self._batch, self._decode_turn = batch, True
+        self._batch = batch
 
         def end(at: float) -> None:
+            self._turns.prefilled(duration)
             self._owner.prefill_iterated(terms, batch.cached_tokens, duration, at)
             self._end_prefill(at)
 
@@ -191,7 +193,7 @@ class Engine:
         self._slope_s = self.times.decode_s(DecodeTerms(running, int(self._context + growth))) - self._first_s
         self._start = now
         left = max(1, self._running[0][0] - self._iteration)
-        self._planned = 1 if self._ready else left
+        self._planned = min(left, self._begun(self._turns.owed_s)) if self._ready else left
         self._plan_decode()
 
     def _plan_decode(self) -> None:
@@ -206,7 +208,8 @@ class Engine:
 
     def _end_decode(self, now: float) -> None:
         iterations, running = self._planned, len(self._running)
-        self._planned, self._decode_turn = 0, False
+        self._planned = 0
+        self._turns.decoded(now - self._start)
         growth = running * self._accepted
         mean = self._context + growth * (iterations - 1) / 2
         self._owner.decode_iterated(iterations, running, mean, now - self._start, now)
@@ -229,17 +232,17 @@ class Engine:
         """Seconds that the first `iterations` of the row take."""
         return iterations * self._first_s + self._slope_s * iterations * (iterations - 1) / 2
 
-    def _boundary(self, now: float) -> int:
-        """How many iterations have begun by now."""
-        elapsed = now - self._start - _EPS
-        if elapsed <= 0:
+    def _begun(self, elapsed_s: float) -> int:
+        """How many iterations of the row have begun after so many seconds; one at least."""
+        elapsed_s -= _EPS
+        if elapsed_s <= 0:
             return 1
         half, slope = self._first_s - self._slope_s / 2, self._slope_s
-        exact = elapsed / half if slope <= 0 else (math.sqrt(half * half + 2 * slope * elapsed) - half) / slope
+        exact = elapsed_s / half if slope <= 0 else (math.sqrt(half * half + 2 * slope * elapsed_s) - half) / slope
         begun = max(1, math.ceil(exact))
-        while begun > 1 and self._series(begun - 1) >= elapsed:
+        while begun > 1 and self._series(begun - 1) >= elapsed_s:
             begun -= 1
-        while self._series(begun) < elapsed:
+        while self._series(begun) < elapsed_s:
             begun += 1
         return begun
 

@@ -2,6 +2,7 @@
 
 import math
 from array import array
+from itertools import pairwise
 
 import pytest
 
@@ -104,16 +105,19 @@ def test_prefill_is_chunked_and_batched() -> None:
     assert owner.prefilled == pytest.approx({"long": first + second + third, "short": first + second + third})
 
 
-def test_phases_take_turns() -> None:
-    """While both have work, one decode iteration follows each prefill iteration."""
+def test_phases_get_equal_time() -> None:
+    """While both have work, decode runs as long after each prefill iteration as that took."""
     agenda, owner = Agenda(), Owner()
     engine = Engine(agenda, owner, TIMES, ACCEPTED, 1000, 256)
-    engine.decode(call("d", 1000, 1000), 0.0)
+    engine.decode(call("d", 1000, 10_000), 0.0)
     for number in range(5):
         engine.prefill(Prefilling(call(f"p{number}", 1000, 1), PrefillWork(1000, 0)), 0.0)
-    agenda.run(0.75)
-    assert len(owner.prefilled) == 5
-    assert owner.iterations == 5
+    agenda.run(2.0)
+    prefill_s = TIMES.prefill_s(PrefillTerms(1, 1000, attention_pairs(1000, 0)))
+    decode_s = TIMES.decode_s(DecodeTerms(1, 1000))
+    gaps = [later - before for before, later in pairwise(owner.prefilled.values())]
+    assert len(gaps) == 4
+    assert gaps == pytest.approx([2 * prefill_s] * 4, abs=2 * decode_s)
     engine.check()
 
 

@@ -4,7 +4,9 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from schemas.phase import Phase
 from schemas.serve import RequestState
+from services.engine.core.turns import Turns
 from services.engine.sglang.channel import Channel
 from services.engine.sglang.config import PluginConfig, plugin_config
 from services.engine.sglang.drop import DecodeCacheDropper
@@ -33,6 +35,7 @@ class Attachment:
         self.restorer = Restorer(scheduler, self.linker, self._ranks)
         self.observer = IterationObserver(_fed_per_request(), self._first_chunk)
         self.report = Report()
+        self._turns = Turns()
         self._dropper = DecodeCacheDropper(scheduler.tree_cache)
         self._channel = self._connect(config)
 
@@ -63,6 +66,16 @@ class Attachment:
     def advance(self) -> None:
         """Once a turn: go on with what takes several turns."""
         self._dropper.advance()
+
+    def prefill_due(self, *, prefilling: bool, decoding: bool) -> bool:
+        """Whether the prefill half may run: where both phases have work, when it is due by the clocks of all ranks.
+
+        Not with attention data parallelism: its ranks batch together, and take part in every batch.
+        """
+        due = self._turns.prefill_due(decoding=decoding)
+        if not (prefilling and decoding) or self._scheduler.server_args.enable_dp_attention:
+            return True
+        return bool(self._ranks.least([int(due)])[0])
 
     def cancel(self, matches: Callable[[str], bool]) -> None:
         """Requests that match stop waiting for their prefix."""
@@ -103,6 +116,8 @@ class Attachment:
             generated = int(result.get_num_generated_tokens(len(batch.reqs)))
         iteration = self.observer.ended(batch.forward_iter, generated)
         if iteration is not None:
+            spent = self._turns.prefilled if iteration.phase is Phase.PREFILL else self._turns.decoded
+            spent(iteration.duration_s)
             self.report.iteration(iteration)
 
     def flush(self) -> None:

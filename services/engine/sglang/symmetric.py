@@ -1,8 +1,8 @@
 """One SGLang scheduler that serves prefill and decode requests at once: no role, no restart, no switch.
 
 The process is launched in decode mode. The scheduler builds SGLang's prefill side too and keeps the seven attributes
-that belong to one phase twice; a turn of its loop runs the prefill half, then the decode half. A request's phase comes
-with it (`ei.phase` in its KV hints), so that a phase switch is nothing but other requests.
+that belong to one phase twice; a turn of its loop runs the prefill half if it is due, then the decode half. The phase
+of a request comes with it (`ei.phase` in its KV hints), so that a phase switch is nothing but other requests.
 """
 
 import time
@@ -188,13 +188,15 @@ class SymmetricScheduler(Scheduler):  # type: ignore[misc] # SGLang has no types
         while not self.gracefully_exit:
             if not self._begin_turn():
                 continue
+            ran, due = False, self._prefill_due()
             with self.prefill_half():
-                batch = self._next_prefill_batch()
-                if batch:
-                    self.process_batch_result(batch, self.run_batch(batch))
+                if due:
+                    batch = self._next_prefill_batch()
+                    if batch:
+                        self.process_batch_result(batch, self.run_batch(batch))
+                    self.last_batch = batch
+                    ran = batch is not None
                 self.process_disagg_prefill_inflight_queue()
-                self.last_batch = batch
-            ran = batch is not None
             batch = self._next_decode_batch()
             if batch:
                 self.process_batch_result(batch, self.run_batch(batch))
@@ -210,9 +212,12 @@ class SymmetricScheduler(Scheduler):  # type: ignore[misc] # SGLang has no types
         while not self.gracefully_exit:
             if not self._begin_turn():
                 continue
+            due = self._prefill_due()
             with self.prefill_half():
-                batch = self._next_prefill_batch()
-                ran = self._launch_and_process(batch, process_first=False)
+                if due:
+                    ran = self._launch_and_process(self._next_prefill_batch(), process_first=False)
+                else:
+                    ran = self._process_pending()
                 self.process_disagg_prefill_inflight_queue()
             batch = self._next_decode_batch()
             serial = self.is_disable_overlap_for_batch(batch, last_batch=self.last_batch)
@@ -221,19 +226,31 @@ class SymmetricScheduler(Scheduler):  # type: ignore[misc] # SGLang has no types
 
     def _launch_and_process(self, batch: Any, *, process_first: bool) -> bool:
         """Launch `batch` and process the result of the last one, after the launch unless `process_first`."""
-        pending = bool(self.last_batch)
-        if pending and process_first:
-            self.process_batch_result(*self.result_queue.popleft())
+        ran = process_first and self._process_pending()
+        pending = bool(self.result_queue)
         result = None
         if batch:
             result = self.run_batch(batch)
             self._apply_war_barrier()
             self.result_queue.append((batch.copy(), result))
-        if pending and not process_first:
-            self.process_batch_result(*self.result_queue.popleft())
+        if pending:
+            self._process_pending()
         self.launch_batch_sample_if_needed(result, batch)
         self.last_batch = batch
-        return pending or batch is not None
+        return ran or pending or batch is not None
+
+    def _process_pending(self) -> bool:
+        """Process the oldest result that was not yet; whether there was one."""
+        pending = bool(self.result_queue)
+        if pending:
+            self.process_batch_result(*self.result_queue.popleft())
+        return pending
+
+    def _prefill_due(self) -> bool:
+        """Whether prefill may launch a batch in this turn; the same on all ranks."""
+        assert self.attachment is not None
+        prefilling = bool(self._other_half["waiting_queue"]) or self._other_half["chunked_req"] is not None
+        return self.attachment.prefill_due(prefilling=prefilling, decoding=bool(self.last_batch))
 
     def _begin_turn(self) -> bool:
         """Take in requests; False while SGLang is paused."""

@@ -1,4 +1,4 @@
-"""The turns of the timed engine: a prefill half and a decode half, each an iteration if it has work."""
+"""The turns of the timed engine: a prefill half, if it is due, and a decode half, each an iteration if it has work."""
 
 import asyncio
 import itertools
@@ -12,6 +12,7 @@ from services.clock import Clock
 from services.engine.backend import BackendEvents, LegKey
 from services.engine.core.batching import accept_tokens, compose_decode, compose_prefill, finish_prefill
 from services.engine.core.timing import Preset
+from services.engine.core.turns import Turns
 from services.engine.timed.pace import Pace
 from services.engine.timed.sampler import Sampler
 from services.engine.timed.settings import TimedSettings
@@ -45,7 +46,7 @@ class TimedLoop:
     ) -> None:
         self._engine, self._settings, self._preset = engine, settings, preset
         self._sampler, self._clock, self._pace = sampler, clock, pace
-        self._numbers = itertools.count(1)
+        self._numbers, self._turns = itertools.count(1), Turns()
         self._wake = asyncio.Event()
 
     def wake(self) -> None:
@@ -55,7 +56,8 @@ class TimedLoop:
     async def run(self) -> None:
         while True:
             self._wake.clear()
-            ran = await self._prefill_half()
+            decoding = any(timed.decode is not None for timed in self._engine.legs.values())
+            ran = self._turns.prefill_due(decoding=decoding) and await self._prefill_half()
             ran |= await self._decode_half()
             if not ran:
                 await self._wake.wait()
@@ -73,6 +75,7 @@ class TimedLoop:
         duration_s = await self._pace.spend(
             self._preset.times.prefill_s(batch.terms) + self._settings.media_s * batch.terms.media
         )
+        self._turns.prefilled(duration_s)
         done = {id(work) for work in finish_prefill(batch)}
         for timed, chunk in zip(legs, batch.chunks, strict=True):
             if timed.ending is None:
@@ -119,6 +122,7 @@ class TimedLoop:
             timed.batched = True
             self._engine.enter(timed, RequestState.DECODING)
         duration_s = await self._pace.spend(self._preset.times.decode_s(batch.terms))
+        self._turns.decoded(duration_s)
         accepted = sum(self._answer(timed) for timed in legs)
         self._engine.settle(legs)
         fed = round(self._preset.times.fed_tokens * len(legs))

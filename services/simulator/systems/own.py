@@ -89,7 +89,6 @@ class Own(Passive):
         self.directory = SimulatedDirectory(cluster, counted=self.traits.counted, now=now)
         settings = PlannerSettings(
             block_size=cluster.block_tokens,
-            switch_timeout_s=3600.0,
             mode=ON if self.settings.planner else OFF,
             initial_split=self.settings.initial_split,
             warm_up=self.settings.warm_up,
