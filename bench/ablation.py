@@ -14,9 +14,9 @@ from typing import Any
 
 from bench.stationary import SHORT_TIMES, trimmed
 from bench.stationary_runs import CORES, Job, run_all
-from services.simulator.systems.ablated import ALONE, CUMULATIVE, START, name_of
+from services.simulator.systems.ablated import ALONE, CUMULATIVE, name_of
 
-WORKLOAD, AGENTS = "claude-code", 126
+WORKLOAD, AGENTS, START = "claude-code", 126, "4P5D"
 SHORTEST = {"warm_up_s": 300.0, "scored_s": 600.0, "ramp_s": 120.0}
 REPORTED = {
     "plain": (4.57, "fixed 4P5D"),

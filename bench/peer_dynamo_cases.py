@@ -3,9 +3,11 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bench.peer_dynamo_ours import dynamo, own
+from bench.peer_dynamo_ours import dynamo
 from bench.peer_dynamo_replay import NO_PLANNER, OURS, THEIRS
 from services.simulator.system import System
+from services.simulator.systems.own import Own
+from services.simulator.systems.variants import static_own
 
 START = "6P3D"
 STATIC, ADAPTING, SWAPPED = "same static split", "each adapts", "both planners in Dynamo's replay"
@@ -61,11 +63,11 @@ def _swapped(startup_s: float, *, host: bool) -> Case:
 def cases(*, quick: bool) -> list[Case]:
     """All of them, in the order of the table."""
     if quick:
-        ours = Case(ADAPTING, "ours", START, system=lambda: own(START, planner=True))
+        ours = Case(ADAPTING, "ours", START, system=Own)
         return [_static("4P5D", host=False), _adapting(0.0, host=False), ours, _swapped(0.0, host=False)]
     static = [_static("4P5D", host=False), _static("3P6D", host=True), _static(START, host=False)]
     runs = [(0.0, False), (680.0, False), (680.0, True)]
     adapting = [_adapting(startup_s, host=host) for startup_s, host in runs]
-    fixed = Case(ADAPTING, "ours, no planner", "3P6D", system=lambda: own("3P6D", planner=False))
-    ours = Case(ADAPTING, "ours", START, system=lambda: own(START, planner=True))
+    fixed = Case(ADAPTING, "ours, no planner", "3P6D", system=static_own)
+    ours = Case(ADAPTING, "ours", START, system=Own)
     return [*static, *adapting, fixed, ours, *(_swapped(startup_s, host=host) for startup_s, host in runs)]

@@ -13,7 +13,6 @@ from services.simulator.record import Recorder
 from services.simulator.system import Cluster, NodeView, SwitchCost, System
 from services.simulator.systems.dynamo_1_6_1 import Dynamo161, Dynamo161Device
 from services.simulator.systems.dynamo_planner import DynamoPlanner
-from services.simulator.systems.own import Own, OwnSettings
 from services.simulator.systems.signals import prefilled, waits
 from services.simulator.world import World
 
@@ -84,9 +83,3 @@ def dynamo(*, host: bool, planner: bool, startup_s: float = 0.0) -> System:
     cost = SwitchCost(relaunch_s=(startup_s, startup_s), keeps_kv=False)
     system.traits = replace((Dynamo161 if host else Dynamo161Device).traits, switch=cost)
     return system
-
-
-def own(split: str, *, planner: bool) -> System:
-    """Ours, from a split that is given."""
-    name = "ours" if planner else "static-own"
-    return Own(OwnSettings(planner=planner, initial_split=split), id=name)

@@ -101,12 +101,14 @@ def test_steps_of_a_request_are_in_order() -> None:
         assert call.cached_tokens < call.prompt_tokens
 
 
-def test_the_planner_learns_and_orders_the_initial_split() -> None:
-    system = Own(OwnSettings(initial_split="1P3D"))
-    world, recorder = run(system, seconds=200.0, agents=30)
+@pytest.mark.parametrize("split", ["1P3D", "3P1D"])
+def test_the_planner_learns_and_orders_the_split_it_began_with(split: str) -> None:
+    system = Own()
+    world, recorder = run(system, seconds=200.0, agents=30, split=split)
     kinds = [decision.kind for _, decision in system.planner.decisions]
     assert kinds[:2] == ["warm-up", "initial"]
-    assert world.split == "1P3D"
+    assert [decision.split_now for _, decision in system.planner.decisions][:2] == [split, "0P0D+4both"]
+    assert world.split == split
     assert all(model.prefill_error < 0.07 for model in system.planner.models.values() if model.prefill_error)
     assert len(recorder.calls) > 200
 

@@ -20,7 +20,6 @@ from services.simulator.systems.own import Own, OwnSettings
 from services.simulator.systems.static import CacheAware
 
 PARTS = ("pool", "fetch", "eviction", "routing", "planner")
-START = "4P5D"
 
 
 def name_of(parts: Sequence[str]) -> str:
@@ -29,15 +28,13 @@ def name_of(parts: Sequence[str]) -> str:
 
 
 class Ablated(Own):
-    """The base with `parts` of the product. The planner's initial split is `START`."""
+    """The base with `parts` of the product."""
 
     def __init__(self, parts: Sequence[str]) -> None:
         self.parts = frozenset(parts)
         pooled = "pool" in self.parts
         super().__init__(
-            OwnSettings(
-                planner="planner" in self.parts, initial_split=START, decode_in_turn="routing" not in self.parts
-            ),
+            OwnSettings(planner="planner" in self.parts, decode_in_turn="routing" not in self.parts),
             id=name_of(parts),
             traits=Traits(
                 shared_pool=pooled,

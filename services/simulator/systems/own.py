@@ -13,7 +13,7 @@ import numpy as np
 
 from schemas.directory import MatchReply
 from schemas.iteration_model import IterationModel
-from schemas.phase import Phase
+from schemas.phase import Phase, Split
 from schemas.telemetry import NodeTelemetry
 from services.engine.core.timing import PrefillTerms
 from services.planner.core.options import OFF, ON, DecideSettings, ModelSettings
@@ -39,12 +39,12 @@ _FOREVER_S = 1e12
 class OwnSettings:
     """What of the product is on. `decode_in_turn`: round robin instead of the predicted iteration time.
 
-    `planner`: orders splits; off: models are learned all the same, for routing.
+    `planner`: orders splits, after warm-up first the one that the nodes began with; off: models are learned all the
+    same, for routing.
     """
 
     planner: bool = True
     decide: DecideSettings = field(default_factory=DecideSettings)
-    initial_split: str = "6P3D"
     warm_up: bool = True
     decode_in_turn: bool = False
 
@@ -90,7 +90,7 @@ class Own(Passive):
         settings = PlannerSettings(
             block_size=cluster.block_tokens,
             mode=ON if self.settings.planner else OFF,
-            initial_split=self.settings.initial_split,
+            initial_split=str(Split(*(len(cluster.serving(phase)) for phase in (Phase.PREFILL, Phase.DECODE)))),
             warm_up=self.settings.warm_up,
             model=ModelSettings(),
             decide=self.settings.decide,
