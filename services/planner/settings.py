@@ -39,6 +39,10 @@ class PlannerServiceSettings(ServiceSettings, kw_only=True):
         for key in ("node_timeout_s", "switch_timeout_s", "slice_s", "slices", "max_gap_s", "block_size"):
             if getattr(self, key) <= 0:
                 raise ValueError(f"`{key}` {getattr(self, key)} is not above 0")
+        if self.decide.early_slices > self.slices:
+            raise ValueError(
+                f"`decide.early_slices` {self.decide.early_slices} is more than a window has: {self.slices}"
+            )
         if self.mode not in MODES:
             raise ValueError(f"`mode` {self.mode!r} is none of {', '.join(MODES)}")
         if self.initial_split:

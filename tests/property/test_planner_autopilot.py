@@ -31,7 +31,7 @@ def decisions(cluster: World) -> list[Decision]:
 
 @pytest.mark.parametrize("prefill", [2, 6])
 def test_it_finds_the_split_from_either_side_in_one_switch_and_stays(prefill: int) -> None:
-    cluster, core = world(prefill), planner()
+    cluster, core = world(prefill), planner(early_slices=0)
     cluster.hello(core)
     cluster.run(core, 520)
     assert cluster.split in ("3P6D", "4P5D")
@@ -100,6 +100,43 @@ def test_a_planner_that_starts_goes_on_from_the_last_decision() -> None:
     cluster.hello(again)
     cluster.run(again, 60)
     assert [d.kind for d in decisions(cluster)[before:]] in ([], ["window"])
+
+
+@pytest.mark.parametrize(("early_slices", "kind"), [(4, "early"), (0, "window")])
+def test_other_work_is_followed_before_the_window_ends(early_slices: int, kind: str) -> None:
+    cluster, core = world(2, work=PUTNAM), planner(early_slices=early_slices)
+    cluster.hello(core)
+    cluster.run(core, 125)
+    assert not cluster.orders
+    cluster.work = CLAUDE_CODE
+    cluster.run(core, 100)
+    applied = [decision.kind for decision in decisions(cluster) if decision.applied]
+    assert applied == (["early"] if early_slices else [])
+    cluster.run(core, 145)
+    assert next(decision for decision in decisions(cluster) if decision.applied).kind == kind
+    assert cluster.split in ("3P6D", "4P5D", "5P4D")
+
+
+def test_a_burst_of_two_slices_is_not_followed() -> None:
+    cluster, core = world(2, work=PUTNAM), planner()
+    cluster.hello(core)
+    cluster.run(core, 125)
+    cluster.work = CLAUDE_CODE
+    cluster.run(core, 40)
+    cluster.work = PUTNAM
+    cluster.run(core, 200)
+    assert not [d for d in decisions(cluster) if d.kind == "early"]
+
+
+def test_the_operators_word_stands_until_the_next_window() -> None:
+    cluster, core = world(4), planner(cooldown_s=0.0)
+    cluster.hello(core)
+    cluster.run(core, 125)
+    cluster.obey(core, core.order_split(Split(8, 1), "by hand", cluster.now))
+    cluster.run(core, 110)
+    assert cluster.split == "8P1D"
+    cluster.run(core, 125)
+    assert cluster.split != "8P1D"
 
 
 def test_what_a_switch_stranded_is_taken_back_within_half_a_minute() -> None:

@@ -1,15 +1,19 @@
-"""What the planner does without being asked: warm-up, the initial split, a decision per window, probation.
+"""What the planner does without being asked: warm-up, the initial split, decisions, probation.
 
 `on` orders, `dry-run` decides and says so, `off` does neither; models are learned in every mode. An order by hand ends
-warm-up's hold over the phases and any trial: the operator's word stands until the next window.
+warm-up's hold over the phases and any trial: the operator's word stands until the next window. Between windows a split
+that is plainly wrong is left early.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from schemas.kv import NodeHello
 from schemas.phase import Decision, Phase, Split
-from services.planner.core.decide import Choice, Situation, choose
+from services.planner.core.candidates import Candidate
+from services.planner.core.decide import Choice, Situation, choose, usable
 from services.planner.core.explain import Numbers, Standing, decision_of
 from services.planner.core.fleet import Node, view_of
 from services.planner.core.iteration_model import LearnedModels
@@ -44,6 +48,8 @@ class Autopilot:
         self._initial_due = False
         self._number = 0
         self._quiet_from: float | None = None
+        self._looked_at: float | None = None
+        self._hand_stands = False
         self._avoided: dict[str, int] = {}
 
     def hello(self, hello: NodeHello) -> None:
@@ -59,7 +65,7 @@ class Autopilot:
 
     def ordered_by_hand(self) -> None:
         """The operator has chosen phases."""
-        self.by_hand, self._initial_due = True, False
+        self.by_hand, self._hand_stands, self._initial_due = True, True, False
         self.probation.end()
 
     def resume(self, decision: Decision, now: float) -> None:
@@ -81,8 +87,11 @@ class Autopilot:
         """The cool-down runs from here."""
         self._quiet_from = ended_at if self._quiet_from is None else max(ended_at, self._quiet_from)
 
-    def act(self, windows: Sequence[Sequence[Slice]], now: float) -> list[Decided]:
-        """Everything that is due: a failed trial first, then warm-up, then the windows that have closed."""
+    def act(self, windows: Sequence[Sequence[Slice]], latest: Sequence[Slice], now: float) -> list[Decided]:
+        """Everything that is due: a failed trial first, then warm-up, then the windows that have closed.
+
+        `latest`: the last slices, at most `early_slices` of them; looked at between windows.
+        """
         nodes = self._ordering.fleet.live()
         failed = self.probation.look(nodes, now)
         decided: list[Decided] = []
@@ -95,6 +104,8 @@ class Autopilot:
         for window in windows:
             if self.mode != OFF and not self.warming_up:
                 decided.append(self._window(window, now))
+        if not decided and self.mode == ON and not self.models.warming_up:
+            decided += self._early(latest, nodes, now)
         return decided
 
     def _warm_up(self, nodes: Sequence[Node], now: float) -> list[Decided]:
@@ -126,6 +137,7 @@ class Autopilot:
 
     def _window(self, window: Sequence[Slice], now: float) -> Decided:
         nodes = self._ordering.fleet.live()
+        self._hand_stands = False
         self._avoided = {split: left - 1 for split, left in self._avoided.items() if left > 1}
         numbers = Numbers.of(window, self.settings.window.slice_s)
         busy = self._busy(now)
@@ -139,11 +151,26 @@ class Autopilot:
         if self.mode == DRY_RUN:
             split = str(choice.chosen.split)
             return self._say("window", f"dry-run: {choice.why}", split, choice=choice, numbers=numbers)
-        moves = choice.chosen.moves
-        decided = self._order(moves, "window", choice.why, now, choice=choice, numbers=numbers)
+        return self._switch("window", choice, choice.chosen, numbers, now)
+
+    def _early(self, latest: Sequence[Slice], nodes: Sequence[Node], now: float) -> list[Decided]:
+        """A split that is plainly wrong is left as soon as a few slices show it; otherwise nothing is said."""
+        settings = self.settings.decide
+        due = bool(latest) and latest[-1].start != self._looked_at and len(usable(latest)) == settings.early_slices
+        if not due or self._hand_stands or self._busy(now):
+            return []
+        self._looked_at = latest[-1].start
+        stricter = msgspec.structs.replace(settings, min_effect=max(settings.min_effect, settings.early_effect))
+        choice = choose(self._situation(latest, nodes), stricter)
+        if choice.chosen is None:
+            return []
+        return [self._switch("early", choice, choice.chosen, Numbers.of(latest, self.settings.window.slice_s), now)]
+
+    def _switch(self, kind: str, choice: Choice, chosen: Candidate, numbers: Numbers, now: float) -> Decided:
+        decided = self._order(chosen.moves, kind, choice.why, now, choice=choice, numbers=numbers)
         if self.settings.decide.safe_switch and choice.expected is not None and decided.order is not None:
             named = (decided.decision.id, decided.order.split_now, decided.order.split_new)
-            self.probation.begin(named, moves, choice.expected, now)
+            self.probation.begin(named, chosen.moves, choice.expected, now)
         return decided
 
     def _busy(self, now: float) -> str:

@@ -50,6 +50,8 @@ class DecideSettings(msgspec.Struct, frozen=True, kw_only=True):
     off: mean > `stderrs` standard errors alone. On probation, `probation_s` long, a queue that is `probation_sigmas`
     deviations above what it was in `probation_ticks` ticks in a row undoes the switch; what was undone is not tried
     for `reverted_windows`.
+    `early_slices`: between windows the last so many slices (0: off) may order a split whose gain they show to be above
+    `early_effect`, by the same test.
     """
 
     stderrs: Above = 2.0
@@ -69,6 +71,8 @@ class DecideSettings(msgspec.Struct, frozen=True, kw_only=True):
     probation_ticks: Count = 3
     probation_sigmas: Above = 4.0
     reverted_windows: Count = 3
+    early_slices: Annotated[int, Meta(ge=0)] = 4
+    early_effect: Share = 0.2
 
 
 @dataclass(frozen=True, slots=True)

@@ -164,7 +164,7 @@ class Planner:
         names = [node.name for node in self.fleet.live()]
         learned = self.models.advance(now, names)
         windows, self._finished = self._finished, []
-        decided = self._autopilot.act(windows, now)
+        decided = self._autopilot.act(windows, self.windows.latest(self.settings.decide.early_slices), now)
         self.windows.warming(active=self._autopilot.warming_up)
         models = None
         if learned or now >= self._publish_at:

@@ -136,6 +136,10 @@ class Windows:
                 self._window = []
         return windows
 
+    def latest(self, count: int) -> list[Slice]:
+        """The last `count` closed slices, oldest first; fewer while there are no more, at most a window of them."""
+        return [closed for closed, _ in list(self._recent)[-count:]] if count else []
+
     def recent(self, now: float) -> tuple[Workload | None, float | None]:
         """Mean work per request and mean number in decode over the last usable slices and the open one."""
         sums, area, seconds = self._sums, 0.0, 0.0
