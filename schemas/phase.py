@@ -156,8 +156,8 @@ class Decision(Message, frozen=True, kw_only=True):
 
     `gains`, `mean`, `stderr` and `threshold` are those of the split chosen, else of the best one; `verdicts` has all.
     `pinned` and `mode` are the planner's standing orders after it; a planner that starts takes them from the last one,
-    and the frozen `models` too. `kind`: hand, pin, mode, warm-up, initial, window, early, revert. `slices`: kinds of the
-    window's slices, oldest first. `think_s`, `agents`: what the closed loop was solved with.
+    and the frozen `models` too. `kind`: hand, pin, mode, warm-up, initial, window, early, revert. `slices`: kinds of
+    the window's slices, oldest first. `think_s`, `agents`: what the closed loop was solved with.
     """
 
     id: str
