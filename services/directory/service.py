@@ -121,7 +121,7 @@ class DirectoryService:
         await self._standby.leave()
         await self._announcer.flush()
         if self._standby.serves:
-            await self._checkpoints.save(self._sequence)
+            await self._checkpoints.save(lambda: self._sequence)
 
     async def stop(self) -> None:
         """Nothing is held."""
@@ -291,7 +291,7 @@ class DirectoryService:
                     await self._save.wait()
             self._save.clear()
             if self._standby.serves:
-                await self._checkpoints.save(self._sequence)
+                await self._checkpoints.save(lambda: self._sequence)
 
     # seeing again after a start
 

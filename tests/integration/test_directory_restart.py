@@ -26,7 +26,8 @@ from directory_service import (
 
 from schemas.branch import BranchEvent, BranchEventType
 from services.bus import BusError, NoResponders
-from services.directory.checkpoints import read, write
+from services.directory.checkpoints import NewFile, frame, read
+from services.directory.core.checkpoint import Part
 
 
 @pytest.mark.parametrize("kept", [True, False], ids=["checkpoint", "stream only"])
@@ -78,9 +79,13 @@ async def test_a_checkpoint_of_another_stream_is_followed_by_all_of_the_new_one(
         for number in range(5):
             await tell(bus, context(number, f"b{number}", B))
         await claims(bus, 40)
-    saved = read(path)
-    assert saved is not None
-    write(path, msgspec.structs.replace(saved, sequence=1_000_000, branches=[], events=[]))
+    end = read(path)[-1].end
+    assert end is not None
+    later = msgspec.structs.replace(end, sequence=1_000_000)
+    file = NewFile(path)
+    file.write(frame(Part(chains=[], branches=[], gone=[], events=[], media=[], end=later)))
+    file.publish()
+    file.close()
     async with directory(await nats_connect(nats_url), state_dir=str(tmp_path)):  # type: ignore[call-arg]
         await sees(bus)
         await claims(bus, 40)

@@ -8,15 +8,15 @@ from operator import xor
 from directory_model import Context, Model, key_of, keys_of, pack
 
 from schemas.branch import BranchEvent, BranchEventType
-from schemas.codec import encode
 from schemas.directory import MatchQuery, MatchReply
 from schemas.kv import ChangeType, KvLocation, LocationChange, SnapshotPart, Tier, TierTotal
 from schemas.kv import keys_of as unpack
 from schemas.phase import PhaseCommand
-from services.directory.core.checkpoint import CHECKPOINT, restore, save
+from services.directory.core.checkpoint import Part, SavedBranch, Saving
 from services.directory.core.directory import Directory, DirectoryConfig
 from services.directory.core.effects import Effect, NeedSnapshot, NodeLost, ReferencesChanged
 from services.directory.core.run import Run, path
+from tests.directory_checkpoint import put_back, rest_of, taken, through_disk
 
 LEASE_S, NODE_TIMEOUT_S = 40.0, 15.0
 
@@ -91,6 +91,8 @@ class World:
         self.unheard: set[str] = set()
         self.commands: list[PhaseCommand] = []
         self.snapshots = 0
+        self.saving: Saving | None = None
+        self.saved: list[Part] = []
 
     def perform(self, effects: Iterable[Effect]) -> None:
         for effect in effects:
@@ -318,15 +320,37 @@ class World:
             self.pass_time(1.0 if number < 10 else 10.0)
         raise AssertionError(f"not repaired: {self.directory.locations.unsynced()}")
 
+    def save_some(self, steps: int) -> None:
+        """A checkpoint is begun, or goes on for some pieces."""
+        if self.saving is None and not self.directory.blind:
+            self.saving = Saving(self.directory)
+        if self.saving is not None:
+            for _ in range(steps):
+                self.saving.step()
+            self.saved.append(through_disk(self.saving.take()))
+
+    def finish_saving(self) -> list[Part]:
+        """All parts of the checkpoint under way, or of one taken at once: it says what is so now, of every branch and
+        of every block but for what was forgotten meanwhile."""
+        saving, parts = self.saving, self.saved
+        if saving is None:
+            return taken(self.directory, self.now, self.now)
+        self.saving, self.saved = None, []
+        parts = [*parts, *rest_of(saving, self.now, self.now)]
+        now = taken(self.directory, self.now, self.now)
+        assert said(parts) == said(now)
+        assert links(parts) >= links(now)
+        return parts
+
     def restart(self, *, blind: bool) -> None:
         """The directory starts again from its checkpoint; where copies lie it hears anew. Blind, it tells the pools
         nothing until it has heard all of them. A blind one keeps no checkpoint, so it is not restarted here."""
         if self.directory.blind:
             return
-        data = encode(save(self.directory, 0, self.now, self.now))
+        parts = self.finish_saving()
         self.directory = Directory(self.directory.config, incarnation=self.directory.incarnation + 1, blind=blind)
         self.unheard = set(self.pools)
-        restore(self.directory, CHECKPOINT.decode(data), self.now, self.now)
+        put_back(self.directory, parts, self.now, self.now)
         for node in self.pools:
             self.forget(node)
             self.feeds[node] = Feed()
@@ -396,3 +420,14 @@ class World:
         assert place is not None
         tip: tuple[Run, int] = (place[0], place[1] + 1)
         return [run.keys[offset] for run, end in path(tip) for offset in range(end)]
+
+
+def said(parts: list[Part]) -> dict[tuple[str, str], SavedBranch]:
+    """The last word of a checkpoint on each branch."""
+    return {(branch.tenant, branch.id): branch for part in parts for branch in part.branches}
+
+
+def links(parts: list[Part]) -> set[tuple[int | None, int]]:
+    """Every block of a checkpoint with the one before it."""
+    chains = [(chain.parent, unpack(chain.keys).tolist()) for part in parts for chain in part.chains]
+    return {pair for before, keys in chains for pair in zip([before, *keys], keys, strict=False)}

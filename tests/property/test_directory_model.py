@@ -103,6 +103,15 @@ class DirectoryMachine(RuleBasedStateMachine):
         )
         self.world.command(command)
 
+    @rule(steps=st.integers(0, 30))
+    def save_some(self, steps: int) -> None:
+        """A checkpoint is taken in pieces, between which anything may happen; the next restart is from it."""
+        self.world.save_some(steps)
+
+    @rule()
+    def save_the_rest(self) -> None:
+        self.world.finish_saving()
+
     @rule(seed=seeds)
     def restart_directory(self, seed: int) -> None:
         rnd = random.Random(seed)

@@ -5,11 +5,10 @@ import hashlib
 import pytest
 from directory_bench import B, Bench, pack
 
-from schemas.codec import encode
 from schemas.directory import MatchReply
 from schemas.kv import BlockMedia, ChangeType, LocationChange, Tier
-from services.directory.core.checkpoint import CHECKPOINT, restore, save
 from services.directory.core.directory import Directory, DirectoryConfig
+from tests.directory_checkpoint import put_back, taken
 
 CAT, DOG = (hashlib.sha256(name).digest() for name in (b"cat", b"dog"))
 
@@ -62,9 +61,8 @@ def test_a_context_may_be_known_before_its_copies() -> None:
 
 
 def test_media_outlive_a_restart_and_are_forgotten_with_their_blocks(bench: Bench) -> None:
-    data = encode(save(bench.core, 0, 0.0, 0.0))
     core = Directory(DirectoryConfig(), incarnation=2)
-    restore(core, CHECKPOINT.decode(data), 0.0, 0.0)
+    put_back(core, taken(bench.core))
     assert core.tree.media.of == {B[3]: CAT}
     while core.tree.forget(0):
         pass

@@ -5,10 +5,10 @@ import pytest
 from schemas.branch import BranchEventType
 from schemas.kv import NEUTRAL, Capacities
 from schemas.kv import keys_of as unpack
-from services.directory.core.checkpoint import restore, save
 from services.directory.core.effects import ValuesChanged
 from services.directory.core.waits import EDGES_S, WaitKind, Waits
 from services.directory.core.worth import AWAKE, LEAST
+from tests.directory_checkpoint import put_back, taken
 from tests.unit.directory_bench import Bench, chain, hello, stored
 
 SYSTEM = "s"
@@ -154,10 +154,10 @@ def test_with_unfinished_branches_of_its_own_a_branch_waits_in_another_way(scarc
 def test_after_a_restart_waits_go_on_from_the_last_activity(scarce: Bench) -> None:
     request(scarce, "a", A)
     scarce.tick(50.0)
-    saved = save(scarce.core, 0, scarce.now, wall=1000.0)
+    saved = taken(scarce.core, scarce.now, wall=1000.0)
     again = Bench(depth_doubling_tokens=10**9)
     again.now = 7.0
-    restore(again.core, saved, again.now, wall=1010.0)
+    put_back(again.core, saved, again.now, wall=1010.0)
     again.core.check()
     branch = again.core.branches.get(("", "a"))
     assert branch is not None

@@ -59,6 +59,9 @@ class BranchEvents:
                 self._compact(key, event, now)
             case BranchEventType.OPEN | BranchEventType.FORK | BranchEventType.SUBAGENT:
                 self._open(key, parent, event, now)
+        branch = self._branches.get(key)
+        if branch is not None:
+            self._references.tree.journal.changed(branch)
 
     def _open(self, key: BranchKey, parent: BranchKey | None, event: BranchEvent, now: float) -> None:
         branch = self._current(key, event)

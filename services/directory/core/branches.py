@@ -20,6 +20,7 @@ class Branches:
 
     def __init__(self, references: References, lease_s: float, inactive_kept: int) -> None:
         self._references = references
+        self._journal = references.tree.journal
         self._lease_s = lease_s
         self._inactive_kept = inactive_kept
         self._active: OrderedDict[BranchKey, Branch] = OrderedDict()
@@ -41,6 +42,10 @@ class Branches:
         yield from reversed(self._active.values())
         yield from reversed(self._inactive.values())
 
+    def oldest_first(self) -> list[Branch]:
+        """All of them: inactive ones, then active ones."""
+        return [*self._inactive.values(), *self._active.values()]
+
     def open(self, key: BranchKey, now: float) -> Branch:
         """A new branch; `key` must be unknown."""
         branch = self._active[key] = Branch(key, now)
@@ -59,6 +64,7 @@ class Branches:
         if branch.active:
             branch.seen = now
             self._active.move_to_end(branch.key)
+            self._journal.changed(branch)
 
     def revive(self, branch: Branch, now: float) -> None:
         """A request was answered: the branch is active, whatever it was."""
@@ -97,6 +103,7 @@ class Branches:
         heir.unsettled, heir.shared_blocks = True, shared_blocks
         heir.parent_seen, heir.began_blocks = left.seen, left.began_blocks
         left.left, left.heir = True, heir
+        self._journal.changed(left)
 
     def used(self, branch: Branch) -> None:
         """A request of the branch was answered. If others left it, they are forks of it, or have nothing to do with it.
@@ -131,10 +138,12 @@ class Branches:
     def _settled(self, branch: Branch) -> list[Branch]:
         """The branches that left this one since its last use, no longer in question."""
         branch.left, branch.heir = False, None
+        self._journal.changed(branch)
         children = [self.get(key) for key in self._children.get(branch.key, ())]
         heirs = [child for child in children if child is not None and child.unsettled]
         for heir in heirs:
             heir.unsettled = False
+            self._journal.changed(heir)
         return heirs
 
     def _part(self, branch: Branch, heirs: list[Branch]) -> None:
@@ -177,6 +186,7 @@ class Branches:
             _, oldest = self._inactive.popitem(last=False)
             self.anchors.remove(oldest)
             self._disown(oldest)
+            self._journal.changed(oldest)
 
     def check(self) -> None:
         for key, branch in self._active.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from schemas.kv import BlockMedia
+from services.directory.core.journal import Journal
 from services.directory.core.run import Keys
 
 
@@ -14,8 +15,9 @@ class Media:
     The first report of a key counts: whoever has another picture under the same key neither holds nor finds it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, journal: Journal) -> None:
         self.of: dict[int, bytes] = {}
+        self._journal = journal
 
     def agreeing(self, keys: Keys, marks: Sequence[BlockMedia], held: Callable[[int], bool]) -> int:
         """How many leading blocks may hold what `marks` say of them: the first that is known with other media, or is
@@ -32,7 +34,10 @@ class Media:
         """These blocks are known from now on, with these media."""
         for mark in marks:
             if mark.block < len(keys):
-                self.of.setdefault(keys[mark.block], mark.sha256)
+                key = keys[mark.block]
+                noted = self.of.setdefault(key, mark.sha256)
+                if self._journal.open:
+                    self._journal.media.append((key, noted))
 
     def forget(self, keys: Keys) -> None:
         """These blocks are not known any more."""

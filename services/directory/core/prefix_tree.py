@@ -9,6 +9,7 @@ from typing import NamedTuple
 from schemas.kv import KEY_BYTES
 from services.directory.core import absence
 from services.directory.core import spans as sets
+from services.directory.core.journal import Journal
 from services.directory.core.key_index import KeyIndex
 from services.directory.core.match import Sights
 from services.directory.core.media import Media
@@ -44,7 +45,8 @@ class PrefixTree:
         self.conflicts = 0
         self.on_attach: list[Callable[[Run], None]] = []
         self.sights = Sights()
-        self.media = Media()
+        self.journal = Journal()
+        self.media = Media(self.journal)
         self._idle: OrderedDict[Run, None] = OrderedDict()
         self._free: list[int] = []
         self._index = KeyIndex()
@@ -196,6 +198,8 @@ class PrefixTree:
         run.keys.frombytes(packed)
         self._ends[run.keys[-1]] = run
         self._index.put(packed, run.ident)
+        if self.journal.open:
+            self.journal.chains.append((parent, packed))
         held[-1] = len(run.keys)
         self.blocks += held[-1] - first
         holding.blocks += held[-1] - first
@@ -250,19 +254,6 @@ class PrefixTree:
             self._unlink(run, first_key)
         return self.idle_blocks > keep_blocks
 
-    def graft(self, parent: Run, offset: int, orphan_of: int | None, keys: Keys) -> Run:
-        """Put back a run out of a checkpoint: under its parent, or as an orphan."""
-        if orphan_of is not None:
-            run = self._new(None, 0, keys)
-            run.orphan_of = orphan_of
-            self.orphans.setdefault(orphan_of, {})[keys[0]] = run
-            return run
-        run = self._new(parent, offset, keys)
-        parent.children[keys[0]] = run
-        parent.forks.add(offset)
-        self.settle(parent)
-        return run
-
     def known(self) -> Iterator[Run]:
         """All runs, parents first."""
         waiting = [*self.root.children.values(), *(run for group in self.orphans.values() for run in group.values())]
@@ -278,8 +269,7 @@ class PrefixTree:
         if self.find(keys[0]) is not None:
             self.conflicts += 1
             return None
-        run = self._new(None, 0, keys[: self._up_to_orphan(keys, 0)])
-        run.orphan_of = parent
+        run = self._new(None, 0, keys[: self._up_to_orphan(keys, 0)], parent)
         self.orphans.setdefault(parent, {})[keys[0]] = run
         self._attach(run)
         return run
@@ -293,14 +283,18 @@ class PrefixTree:
             run.keys.frombytes(packed)
             self._book(run, packed)
         else:
-            run, position = self.graft(run, position, None, keys), 0
+            child = self._new(run, position, keys)
+            run.children[keys[0]] = child
+            run.forks.add(position)
+            self.settle(run)
+            run, position = child, 0
         if self.orphans:
             self._attach(run)
         return run, position
 
-    def _new(self, parent: Run | None, offset: int, keys: Keys) -> Run:
+    def _new(self, parent: Run | None, offset: int, keys: Keys, orphan_of: int | None = None) -> Run:
         ident = self._free.pop() if self._free else len(self.runs)
-        run = Run(ident, parent, offset, keys)
+        run = Run(ident, parent, offset, keys, orphan_of)
         if ident == len(self.runs):
             self.runs.append(run)
         else:
@@ -312,6 +306,8 @@ class PrefixTree:
         """New keys at the end of a run: idle until something holds or claims them."""
         self.blocks += len(packed) >> 3
         self._index.put(packed, run.ident)
+        if self.journal.open:
+            self.journal.chains.append((run.before(len(run.keys) - (len(packed) >> 3)), packed))
         self._ends[run.keys[-1]] = run
         self._set_idle(run, run.idle + (len(packed) >> 3))
 

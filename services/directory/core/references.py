@@ -33,6 +33,7 @@ class References:
     def __init__(self, tree: PrefixTree, announcements: Announcements) -> None:
         self.tree = tree
         self._announcements = announcements
+        self._journal = tree.journal
         tree.on_attach.append(self._attached)
         self.on_claim: list[Callable[[Branch, Claim | None], None]] = []
         self.claimed_blocks = 0
@@ -42,6 +43,7 @@ class References:
     def claim(self, branch: Branch, new: Claim | None, blocks: int) -> None:
         """`branch` claims exactly the `blocks` blocks of `new` from now on; None ends all its claims."""
         self.settle(branch)
+        self._journal.changed(branch)
         before: Before = {}
         old = branch.claim
         self.claimed_blocks += _weight(new, blocks) - _weight(old, branch.blocks)
@@ -64,6 +66,7 @@ class References:
             if branch.claim is not None and branch.claim.prefill == node:
                 self._touch(before, run, place)
                 self._trim(run, branch, place, new)
+                self._journal.changed(branch)
         self._report(before)
 
     def switch(self, node: str) -> Iterator[None]:
@@ -95,6 +98,7 @@ class References:
         self.claimed_blocks += _weight(new, branch.blocks) - _weight(claim, branch.blocks)
         self._book(branch, claim, new)
         branch.claim = new
+        self._journal.changed(branch)
         self._report(before)
 
     def restore_kept(self, branch: Branch, run: Run, node: str, blocks: Spans) -> None:

@@ -121,11 +121,11 @@ class Run:
         "parted", "reach", "seen", "sights", "tips",
     )  # fmt: skip
 
-    def __init__(self, ident: int, parent: Run | None, offset: int, keys: Keys) -> None:
+    def __init__(self, ident: int, parent: Run | None, offset: int, keys: Keys, orphan_of: int | None = None) -> None:
         self.ident = ident
         self.parent = parent
         self.offset = offset
-        self.orphan_of: int | None = None
+        self.orphan_of = orphan_of
         self.keys = array("Q")
         self.keys.frombytes(keys.tobytes())
         self.children: dict[int, Run] = {}
@@ -169,6 +169,12 @@ class Run:
         """The offset of `key`, or None."""
         found = np.flatnonzero(np.frombuffer(self.keys, dtype=np.uint64) == np.uint64(key))
         return int(found[0]) if len(found) else None
+
+    def before(self, first: int) -> int | None:
+        """The key of the block before offset `first`; None at the start of a context."""
+        if first:
+            return self.keys[first - 1]
+        return self.parent.keys[self.offset - 1] if self.parent is not None and self.offset else self.orphan_of
 
     def packed(self, first: int, last: int) -> bytes:
         """Keys of [first, last) as the wire carries them."""
