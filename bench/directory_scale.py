@@ -1,5 +1,5 @@
 """Twenty million block copies on 64 nodes: a restart from snapshots, its memory, matches and branch events after it,
-then a node that is switched to prefill and one that is lost.
+then a checkpoint with events between its slices, a node that is switched to prefill and one that is lost.
 
 Matches, events and slices of work are timed by the thread's own clock, which stands while others have the core. What
 interrupts it from outside still counts, so every branch is asked in each of several passes, thousands of others between
@@ -20,9 +20,11 @@ from schemas.codec import encode
 from schemas.directory import MatchQuery
 from schemas.kv import SNAPSHOT_PART, ChangeType, KvLocation, LocationChange, SnapshotPart, Tier
 from schemas.phase import Phase, PhaseCommand
-from services.directory.collector import ShortCollections
+from services.directory.checkpoints import frame
+from services.directory.collector import TIDY_S, ShortCollections
+from services.directory.core.checkpoint import Saving
 from services.directory.core.directory import Directory, DirectoryConfig
-from services.directory.helpings import helping
+from services.directory.helpings import HELPING_S, helping, helping_saved
 
 DEPTH = CONTEXT_TOKENS // BLOCK_TOKENS
 SHARED = DEPTH // 4
@@ -30,6 +32,7 @@ TURN = 31
 PART_CHANGES = 16
 ROUND = 500
 PASSES = 5
+TIDY_SLICES = round(TIDY_S / HELPING_S)
 
 
 class Cluster:
@@ -72,7 +75,7 @@ class Cluster:
 
 def at_scale(copies: int, nodes: int) -> dict[str, Any]:
     cluster = Cluster(copies, nodes)
-    ShortCollections()
+    collections = ShortCollections()
     before = rss_bytes()
     directory = Directory(DirectoryConfig(), incarnation=1, blind=True)
     took_s, cpu_s, longest_s = _restart(directory, cluster)
@@ -84,6 +87,7 @@ def at_scale(copies: int, nodes: int) -> dict[str, Any]:
     bare = _rounds([_bare() for _ in order])
     events = [[_timed(directory, cluster, number, turn) for number in order] for turn in range(1, PASSES + 1)]
     keys = directory.stats().blocks
+    checkpoint_s, checkpoint_bytes = _saved(directory, cluster, collections)
     switch_s = _switched(directory)
     loss_s = _lost(directory, nodes)
     return {
@@ -93,6 +97,9 @@ def at_scale(copies: int, nodes: int) -> dict[str, Any]:
         "restart_s": took_s,
         "restart_cpu_s": cpu_s,
         "restart_slice_ms": longest_s * 1e3,
+        "checkpoint_slice_ms": max(checkpoint_s) * 1e3,
+        "checkpoint_ms": sum(checkpoint_s) * 1e3,
+        "checkpoint_bytes": checkpoint_bytes,
         "switch_slice_ms": max(switch_s) * 1e3,
         "switch_ms": sum(switch_s) * 1e3,
         "loss_slice_ms": max(loss_s) * 1e3,
@@ -154,6 +161,28 @@ def _slices(directory: Directory) -> Iterator[float]:
         began = time.thread_time()
         helping(directory)
         yield time.thread_time() - began
+
+
+def _saved(directory: Directory, cluster: Cluster, collections: ShortCollections) -> tuple[list[float], int]:
+    """A checkpoint, with an event after each slice; CPU seconds of each slice, packing included, and bytes of all. What
+    is new is looked at by the collector as often as the service does that, which counts as a slice too."""
+    took, size, ended = list[float](), 0, False
+    collections.tidy()
+    began = time.thread_time()
+    saving = Saving(directory)
+    while not ended:
+        part = helping_saved(saving, 0, 2.0, 0.0)
+        size += len(frame(part))
+        took.append(time.thread_time() - began)
+        ended = part.end is not None
+        _timed(directory, cluster, len(took) % len(cluster.tails), PASSES + 1 + len(took) // len(cluster.tails))
+        began = time.thread_time()
+        if len(took) % TIDY_SLICES == 0:
+            collections.tidy()
+            took.append(time.thread_time() - began)
+            began = time.thread_time()
+    saving.close()
+    return took, size
 
 
 def _switched(directory: Directory) -> list[float]:

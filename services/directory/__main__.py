@@ -2,7 +2,7 @@
 
 import sys
 
-from services.app import command
+from services.app import App, command
 from services.directory.collector import ShortCollections
 from services.directory.service import DirectoryService
 from services.directory.settings import DirectorySettings
@@ -10,8 +10,13 @@ from services.directory.settings import DirectorySettings
 
 def main() -> int:
     """Run the directory as this process; its exit code."""
-    ShortCollections()
-    return command(DirectorySettings, DirectoryService)
+    collections = ShortCollections()
+
+    def build(app: App[DirectorySettings]) -> DirectoryService:
+        app.tasks.create_task(collections.run(), name="garbage collections")
+        return DirectoryService(app)
+
+    return command(DirectorySettings, build)
 
 
 if __name__ == "__main__":

@@ -37,16 +37,18 @@ class Branch:
     parent's after `shared_blocks`, and what it is to the parent is not known yet; `heir`: the last one that left it.
     `parent_seen`: when the parent was last active before that. `began_blocks`: of the first prompt of the branch that
     all this goes back to. `asked`: the last request that was taken to extend it. `confirmed`: how many did.
+    `number`: its place among all branches.
     """
 
     __slots__ = (
         "anchor", "asked", "began_blocks", "blocks", "claim", "compacting", "confirmed", "decode", "departed",
-        "family", "first_blocks", "fresh", "grown", "heir", "inferred", "kept", "key", "kind", "left", "life", "parent",
-        "parent_seen", "prefill", "seen", "shared_blocks", "state", "unsettled", "version",
+        "family", "first_blocks", "fresh", "grown", "heir", "inferred", "kept", "key", "kind", "left", "life", "number",
+        "parent", "parent_seen", "prefill", "seen", "shared_blocks", "state", "unsettled", "version",
     )  # fmt: skip
 
     def __init__(self, key: BranchKey, now: float) -> None:
         self.key = key
+        self.number = 0
         self.parent: BranchKey | None = None
         self.kind = BranchKind.MAIN
         self.state = BranchState.ACTIVE

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-
 from schemas.branch import BranchEvent, BranchEventType, BranchKind, BranchState, Compaction
 from services.directory.core import lineage
 from services.directory.core.branch import Branch, BranchKey, Claim
 from services.directory.core.branches import Branches
 from services.directory.core.counters import Counters
 from services.directory.core.departures import common_blocks
+from services.directory.core.event_ids import EventIds
 from services.directory.core.lineage import Lineage, Signals
 from services.directory.core.pending import PendingPrefixes
 from services.directory.core.references import References
@@ -32,8 +31,7 @@ class BranchEvents:
         self._branches = branches
         self._pending = pending
         self._counters = counters
-        self._event_ids = event_ids
-        self.applied: OrderedDict[str, None] = OrderedDict()
+        self.applied = EventIds(event_ids)
 
     def apply(self, event: BranchEvent, now: float) -> None:
         """One event; a repeat, a late one or one its source may not send changes nothing but a counter."""
@@ -43,9 +41,7 @@ class BranchEvents:
         if event.id in self.applied:
             self._counters.duplicate_events += 1
             return
-        self.applied[event.id] = None
-        if len(self.applied) > self._event_ids:
-            self.applied.popitem(last=False)
+        self.applied.add((event.id,))
         key = (event.tenant, event.branch)
         parent = None if event.parent is None else (event.tenant, event.parent)
         match event.type:

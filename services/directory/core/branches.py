@@ -25,6 +25,8 @@ class Branches:
         self._inactive_kept = inactive_kept
         self._active: OrderedDict[BranchKey, Branch] = OrderedDict()
         self._inactive: OrderedDict[BranchKey, Branch] = OrderedDict()
+        self._table: list[Branch | None] = []
+        self._free: list[int] = []
         self._children: dict[BranchKey, dict[BranchKey, None]] = {}
         self.anchors = Anchors()
 
@@ -42,14 +44,27 @@ class Branches:
         yield from reversed(self._active.values())
         yield from reversed(self._inactive.values())
 
-    def oldest_first(self) -> list[Branch]:
-        """All of them: inactive ones, then active ones."""
-        return [*self._inactive.values(), *self._active.values()]
+    def each(self) -> Iterator[Branch]:
+        """All of them, in no order; those that come while one goes through them may be left out."""
+        number = 0
+        while number < len(self._table):
+            branch = self._table[number]
+            number += 1
+            if branch is not None:
+                yield branch
 
     def open(self, key: BranchKey, now: float) -> Branch:
         """A new branch; `key` must be unknown."""
         branch = self._active[key] = Branch(key, now)
+        self._enter(branch)
         return branch
+
+    def _enter(self, branch: Branch) -> None:
+        branch.number = self._free.pop() if self._free else len(self._table)
+        if branch.number == len(self._table):
+            self._table.append(branch)
+        else:
+            self._table[branch.number] = branch
 
     def adopt(self, branch: Branch, parent: BranchKey | None, kind: BranchKind | None) -> None:
         """Note where a branch comes from; the first word on it counts, and nobody is its own parent."""
@@ -166,6 +181,7 @@ class Branches:
     def restore(self, branch: Branch) -> None:
         """Take in a branch out of a checkpoint, in order of last activity."""
         (self._active if branch.active else self._inactive)[branch.key] = branch
+        self._enter(branch)
         if branch.parent is not None:
             self._children.setdefault(branch.parent, {})[branch.key] = None
         if branch.state is not BranchState.ENDED:
@@ -186,6 +202,8 @@ class Branches:
             _, oldest = self._inactive.popitem(last=False)
             self.anchors.remove(oldest)
             self._disown(oldest)
+            self._table[oldest.number] = None
+            self._free.append(oldest.number)
             self._journal.changed(oldest)
 
     def check(self) -> None:
@@ -200,6 +218,8 @@ class Branches:
         seen = [branch.seen for branch in self._active.values()]
         assert seen == sorted(seen), "active branches are not in order of their last activity"
         known = {branch.key for branch in self.newest_first()}
+        assert {branch.key: self.get(branch.key) for branch in self.each()} == {b.key: b for b in self.newest_first()}
+        assert len(self) + len(self._free) == len(self._table)
         assert {key for group in self._children.values() for key in group} <= known
         self.anchors.check()
 

@@ -8,7 +8,6 @@ after it was taken is taken again, and the last word counts. So all parts togeth
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import takewhile
 from typing import Annotated
 
 import msgspec
@@ -27,7 +26,7 @@ IDS_AT_ONCE = 4096
 _DONE = object()
 
 
-class SavedChain(msgspec.Struct, frozen=True, array_like=True):
+class SavedChain(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Packed keys of blocks that follow each other behind block `parent`; None at the start of a context."""
 
     keys: bytes
@@ -38,7 +37,7 @@ class SavedChain(msgspec.Struct, frozen=True, array_like=True):
         checked_key(self.parent)
 
 
-class SavedBranch(msgspec.Struct, frozen=True, array_like=True):
+class SavedBranch(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A branch. `seen`: its last activity, by the clock of `End.now`. `tip`: the last key of its context. `kept`: nodes
     and the packed keys of blocks on which it keeps a claim there."""
 
@@ -103,7 +102,7 @@ class Saving:
         self._directory = directory
         self._journal = directory.tree.journal
         self._journal.begin()
-        self._whole = self._everything(directory.branches.oldest_first())
+        self._whole: Iterator[None] = self._everything()
         self._newest_event: str | None = None
         self._empty()
 
@@ -127,15 +126,15 @@ class Saving:
 
     def end(self, sequence: int, now: float, wall: float) -> Part:
         """The last part; only when `step` has just said that nothing is left."""
-        news = takewhile(lambda event: event != self._newest_event, reversed(self._directory.events.applied))
-        self._events += reversed(list(news))
+        self._events += self._directory.events.applied.after(self._newest_event)
         return self._part(End(sequence, now, wall, dict(self._directory.phases)))
 
     def close(self) -> None:
         """Let the directory change unnoticed again."""
+        self._whole = iter(())
         self._journal.end()
 
-    def _everything(self, branches: list[Branch]) -> Iterator[None]:
+    def _everything(self) -> Iterator[None]:
         """All there is, parents before what hangs below them."""
         directory = self._directory
         media = directory.tree.media.of
@@ -145,7 +144,7 @@ class Saving:
                 if not media.keys().isdisjoint(run.keys):
                     self._media += [(key, media[key]) for key in run.keys if key in media]
                 yield
-        for branch in branches:
+        for branch in directory.branches.each():
             self._take(branch)
             yield
         ids = list(directory.events.applied)
@@ -195,20 +194,23 @@ def restore(directory: Directory, parts: Iterable[Part], now: float, wall: float
             branches[branch.tenant, branch.id] = branch
         for key in part.gone:
             branches.pop(key, None)
-        directory.events.applied.update(dict.fromkeys(part.events))
+        directory.events.applied.add(part.events)
         media.update(part.media)
         end = part.end
     assert end is not None, "a checkpoint without an end"
     away_s = max(0.0, wall - end.wall) + end.now
-    directory.tree.media.of.update({key: shown for key, shown in media.items() if directory.tree.find(key)})
+    for key, shown in media.items():
+        if directory.tree.find(key) is not None:
+            directory.tree.media.of[key] = shown
+        yield
     yield from _restore_branches(directory, branches.values(), now - away_s)
     directory.phases |= end.phases
 
 
 def _restore_branches(directory: Directory, branches: Iterable[SavedBranch], later_s: float) -> Iterator[None]:
-    inactive = [branch for branch in branches if branch.state is not BranchState.ACTIVE]
-    active = sorted((branch for branch in branches if branch.state is BranchState.ACTIVE), key=lambda each: each.seen)
-    for saved in [*inactive, *active]:
+    """In the order of their last activity."""
+    oldest_first = sorted(branches, key=lambda each: each.seen)
+    for saved in oldest_first:
         branch = _branch(saved, later_s)
         directory.branches.restore(branch)
         place = directory.tree.find(saved.tip) if saved.tip is not None else None
@@ -218,8 +220,8 @@ def _restore_branches(directory: Directory, branches: Iterable[SavedBranch], lat
             for run, first, last in directory.tree.locate(keys_view(packed))[0]:
                 directory.references.restore_kept(branch, run, node, [first, last])
         yield
-    for saved in [saved for saved in active + inactive if saved.heir is not None]:
-        left = directory.branches.get((saved.tenant, saved.id))
+    for saved in oldest_first:
+        left = directory.branches.get((saved.tenant, saved.id)) if saved.heir is not None else None
         if left is not None and saved.heir is not None:
             left.heir = directory.branches.get(saved.heir)
 
