@@ -199,9 +199,9 @@ def restore(directory: Directory, parts: Iterable[Part], now: float, wall: float
         end = part.end
     assert end is not None, "a checkpoint without an end"
     away_s = max(0.0, wall - end.wall) + end.now
-    for key, shown in media.items():
-        if directory.tree.find(key) is not None:
-            directory.tree.media.of[key] = shown
+    for block, shown in media.items():
+        if directory.tree.find(block) is not None:
+            directory.tree.media.of[block] = shown
         yield
     yield from _restore_branches(directory, branches.values(), now - away_s)
     directory.phases |= end.phases
