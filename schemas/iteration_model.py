@@ -3,7 +3,7 @@
     T_P = c0 + c1*sum(t_uc) + c2*sum(A) + c3*sum(t_rst) + c4*media + c5*max(0, sum(t_uc) - u0)
     T_D = d0 + d1*phi(B) + d2*B + d3*context/1e6          phi(B) = 1 - (1 - k/E)^(t_fwd*B)
 
-with A = t_uc*t_c + t_uc*(t_uc+1)/2 per request. c5 and d3 are 0 unless they lowered the held-out error.
+with A = t_uc*t_c + t_uc*(t_uc+1)/2 per request. c4, c5 and d3 are 0 unless they lowered the held-out error.
 """
 
 from typing import Annotated

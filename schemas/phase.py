@@ -121,13 +121,15 @@ class PlannerReply(Message, frozen=True, kw_only=True):
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
-    """Mean work of one request: tokens (uncached, cached, output, accepted per iteration) and query-key pairs."""
+    """Mean work of one request: tokens (uncached, cached, output, accepted per iteration), query-key pairs, and media
+    that are encoded."""
 
     t_uc: float
     t_c: float
     attention_pairs: float
     t_out: float
     t_acc: float
+    media: float = 0.0
 
 
 class CandidateVerdict(msgspec.Struct, frozen=True, kw_only=True):

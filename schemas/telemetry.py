@@ -15,7 +15,8 @@ class Iteration(msgspec.Struct, frozen=True, kw_only=True):
     """One engine iteration: the terms of the iteration-time models, summed over its batch.
 
     `attention_pairs` is sum of t_uc*t_c + t_uc*(t_uc+1)/2; `fed_tokens` and `accepted_tokens` are decode's t_fwd and
-    t_acc summed over requests; `context_tokens` the KV length read by decode.
+    t_acc summed over requests; `context_tokens` the KV length read by decode. `media`: pictures and the like of which
+    it is the first to compute tokens, so that they are encoded in it.
     """
 
     t: UnixTime
@@ -31,6 +32,7 @@ class Iteration(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: Count = 0
     accepted_tokens: Count = 0
     fed_tokens: Count = 0
+    media: Count = 0
 
 
 class IterationBatch(Message, frozen=True, kw_only=True):
@@ -96,7 +98,7 @@ class RequestTelemetry(Message, frozen=True, kw_only=True):
     `misses`: uncached tokens by cause (new, diverged, never_stored, evicted, evicted_referenced, node_lost,
     unreachable, not_fetched, tail). `differs_at`: the token from which on the prompt is not its branch's context, in
     full blocks.
-    `candidates`: the best nodes at placement, best first.
+    `candidates`: the best nodes at placement, best first. `media`: those of the prompt that were not cached.
     """
 
     id: str
@@ -127,6 +129,7 @@ class RequestTelemetry(Message, frozen=True, kw_only=True):
     misses: dict[str, Count] = {}
     differs_at: Count | None = None
     candidates: list[RouteCandidate] = []
+    media: Count = 0
 
 
 class RouterTelemetry(Message, frozen=True, kw_only=True):

@@ -91,9 +91,10 @@ def rendered(decision: Decision) -> RenderableType:
         lines.append(f"pinned: {', '.join(decision.pinned)}")
     work = decision.workload
     if work is not None:
+        media = f", {work.media:.2f} media" if work.media else ""
         lines.append(
             f"work of a request: {work.t_uc:,.0f} tokens computed, {work.t_c:,.0f} cached, {work.t_out:,.0f} answered, "
-            f"{work.attention_pairs:.3g} pairs, {work.t_acc:.2f} accepted an iteration"
+            f"{work.attention_pairs:.3g} pairs, {work.t_acc:.2f} accepted an iteration{media}"
         )
     if decision.q is not None:
         lines.append(f"in decode on average: {decision.q:.1f}")

@@ -89,6 +89,7 @@ def request_telemetry(record: Record, wall_minus_monotonic: float, wall: float) 
         misses={cause.value: tokens for cause, tokens in record.misses.items()},
         differs_at=record.differs_at,
         candidates=[_candidate(found) for found in best],
+        media=record.media if record.outcome.answered else 0,
     )
 
 

@@ -93,6 +93,7 @@ class SimulatedPlanner:
             attention_pairs=terms.attention_pairs,
             restored_tokens=terms.restored_tokens,
             cached_tokens=cached,
+            media=terms.media,
         )
         self.core.iterations(IterationBatch(node=node, incarnation=1, iterations=[iteration]), now)
 
@@ -142,5 +143,6 @@ class SimulatedPlanner:
             prefill_node=call.prefill_node,
             decode_node=call.decode_node,
             lineage=lineage,
+            media=call.media,
         )
         self.core.request_ended(record, now)

@@ -12,6 +12,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from schemas.phase import Phase
+from schemas.subjects import Subjects
+from schemas.telemetry import ITERATION_BATCH, REQUEST_TELEMETRY, Iteration, RequestTelemetry
+from services.bus import Delivery
 from tests.cluster import Cluster
 from tests.engine_cluster import until
 from tests.router_stage import Stage, in_memory, stage
@@ -98,6 +102,27 @@ async def test_the_engine_gets_the_bytes_and_knows_where_they_stand(
         assert [medium.sha256 for medium in leg.media] == [hashlib.sha256(data).digest() for data in leg.data]
         first, second = leg.media
         assert first.first + first.tokens <= second.first < leg.prompt_tokens
+
+
+async def test_requests_and_iterations_say_how_many_images_were_looked_at(seeing: Stage) -> None:
+    subjects, bus = Subjects(), await seeing.connect()
+    ended: list[RequestTelemetry] = []
+    ran: list[Iteration] = []
+
+    async def on_request(delivery: Delivery) -> None:
+        ended.append(REQUEST_TELEMETRY.decode(delivery.data))
+
+    async def on_iterations(delivery: Delivery) -> None:
+        ran.extend(ITERATION_BATCH.decode(delivery.data).iterations)
+
+    await bus.subscribe(subjects.telemetry_request("*"), on_request)
+    await bus.subscribe(subjects.telemetry_iteration("*"), on_iterations)
+    shown = chat({"type": "text", "text": "y" * 200}, url(CAT), url(DOG))
+    for _ in range(2):
+        assert (await seeing.post(CHAT, shown)).status == 200
+    await until(lambda: len(ended) == 2 and sum(one.phase is Phase.PREFILL for one in ran) == 2)
+    assert [request.media for request in ended] == [2, 0], "the second time both are cached"
+    assert [one.media for one in ran if one.phase is Phase.PREFILL] == [2, 0]
 
 
 async def test_keys_follow_from_what_is_shown_and_what_comes_before_is_shared(seeing: Stage) -> None:

@@ -24,11 +24,12 @@ def works(
     agents: float = 112,
     think_s: float = 12.9,
     spread: float = 1.0,
+    media: float = 0.0,
 ) -> Works:
     """One slice; requests are half small, half large, so that the square of their size has `spread`."""
     off = min(0.9, math.sqrt(spread))
     sizes = [t_uc * (1 - off), t_uc * (1 + off)]
-    features = np.array([(1.0, size, attention_pairs(size, t_c), t_c) for size in sizes])
+    features = np.array([(1.0, size, attention_pairs(size, t_c), t_c, media) for size in sizes])
     moments = (features[:, :, None] * features[:, None, :]).mean(axis=0)
     one = np.ones(1)
     pairs = moments[0, 2]
@@ -36,6 +37,7 @@ def works(
         t_uc * one,
         t_c * one,
         pairs * one,
+        media * one,
         t_out * one,
         2.5 * one,
         q * one,
@@ -120,6 +122,17 @@ def test_more_agents_never_give_less_throughput_and_wait_longer() -> None:
         waits.append(float(found.ttft_s[0, 0]))
     assert rates == sorted(rates)
     assert waits == sorted(waits)
+
+
+def test_pictures_take_their_time_from_prefill_in_both_formulas() -> None:
+    times, per_request = fleet(*[node(c4=1.3)] * 9), 2.6
+    plain, shown = works(spread=0.0), works(spread=0.0, media=2.0)
+    assert times.request_s(shown) == pytest.approx(times.request_s(plain) + per_request)
+    mine = fleet(*[node(c0=GLM.c0, c1=GLM.c1 + per_request / 5268)] * 9)
+    for split_of in (split(3, 9), split(6, 9)):
+        with_pictures, as_tokens = solve(times, shown, *split_of), solve(mine, plain, *split_of)
+        assert with_pictures.rate == pytest.approx(as_tokens.rate, rel=1e-6)
+        assert with_pictures.ttft_s == pytest.approx(as_tokens.ttft_s, rel=1e-6)
 
 
 def test_the_published_splits_are_found_from_the_published_coefficients() -> None:

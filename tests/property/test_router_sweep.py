@@ -23,6 +23,7 @@ models = st.builds(
     c1=small,
     c2=st.floats(0, 1e-7),
     c3=small,
+    c4=st.floats(0, 2),
     c5=small,
     u0=st.integers(0, 500),
     uncached_per_iteration=st.none() | st.floats(1, 5000),
@@ -76,6 +77,7 @@ def node(name: str, used: int, referenced: int, total: int, phase: Phase = Phase
     st.dictionaries(st.sampled_from(NODES), st.floats(0, 1)),
     st.floats(1, 1e6),
     st.integers(0, 9),
+    st.lists(st.integers(1, 800), max_size=5).map(lambda ends: tuple(sorted(ends))),
 )
 def test_every_node_gets_the_prediction_it_would_get_alone(
     match: MatchReply,
@@ -89,6 +91,7 @@ def test_every_node_gets_the_prediction_it_would_get_alone(
     shares: dict[str, float],
     rate: float,
     turn: int,
+    media_ends: tuple[int, ...],
 ) -> None:
     match = MatchReply(
         blocks=match.blocks,
@@ -98,7 +101,8 @@ def test_every_node_gets_the_prediction_it_would_get_alone(
         pending_blocks=pending[1] if pending else 0,
         referenced_share=shares,
     )
-    prompt, cost = Prompt(tokens, BLOCK, match), FetchCost(rate, 0.003)
+    media_ends = tuple(min(end, tokens) for end in media_ends)
+    prompt, cost = Prompt(tokens, BLOCK, match, media_ends), FetchCost(rate, 0.003)
     roster = Roster()
     nodes = [
         node(name, used, referenced, 1500) for name, used, referenced in zip(NODES, pools, pools[4:], strict=False)

@@ -114,14 +114,15 @@ def test_prompts_are_cut_into_chunks_in_order() -> None:
     assert sizes == [[(0, 50)], [(0, 10), (1, 30), (2, 10)], [(2, 20)]]
 
 
-def test_restored_tokens_are_charged_with_the_first_chunk() -> None:
-    work = PrefillWork(100, 40, 40)
-    restored, pairs = [], []
+def test_restored_tokens_and_media_are_charged_with_the_first_chunk() -> None:
+    work = PrefillWork(100, 40, 40, 2)
+    restored, pairs, media = [], [], []
     while (batch := compose_prefill([work] if work.left else [], 30)) is not None:
         restored.append(batch.terms.restored_tokens)
+        media.append(batch.terms.media)
         pairs.append(batch.terms.attention_pairs)
         finish_prefill(batch)
-    assert restored == [40, 0]
+    assert (restored, media) == ([40, 0], [2, 0])
     assert sum(pairs) == attention_pairs(60, 40)
 
 

@@ -68,6 +68,15 @@ def test_case_65_fetch_of_two_seconds_costs_two_seconds_when_chosen() -> None:
     assert found.ttft_s == pytest.approx(2.0 + prefill_s(view.model, Work(64, 7936, 7936)))
 
 
+def test_a_picture_is_paid_for_where_its_kv_is_not() -> None:
+    model = Coefficients(c0=0.0, c1=0.0, c2=0.0, c3=0.0, c4=1.3)
+    prompt = Prompt(8000, 64, pool_on("p1", 124), media_ends=(640, 7936, 7940))
+    nowhere = FetchCost(tokens_per_s=1e-9, latency_s=0.0)
+    for name, media in (("p1", 1), ("p2", 3)):
+        found = predict(prompt, PrefillView(name, model=model), lambda _: True, lambda *_: nowhere)
+        assert (found.work.media, found.service_s) == (media, pytest.approx(1.3 * media))
+
+
 def test_case_65_predicted_with_fetch() -> None:
     assert 2.0 + prefill_s(CASE_65, Work(64, 7936, 7936)) == pytest.approx(2.0277, abs=5e-5)
 

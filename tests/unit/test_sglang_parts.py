@@ -104,6 +104,7 @@ def _request(rid: str, output: list[int], finished: Any = None, cached: int = 0)
         finished=lambda: finished is not None,
         cached_tokens=cached,
         origin_input_ids=[0] * 20,
+        multimodal_inputs=None,
     )
 
 
@@ -155,6 +156,20 @@ def test_an_observed_prefill_counts_cached_tokens_with_its_first_chunk_only() ->
     assert (chunk.seq, rest.seq) == (1, 2)
     assert observer.ended(3, None) is None
     assert observer.launch(_batch([], new=[], before=[], idle=True), Phase.PREFILL) is None
+
+
+def test_an_observed_prefill_counts_each_medium_with_the_batch_that_reaches_it() -> None:
+    observer = IterationObserver(1, lambda request, cached: 0)
+    request = _request("r", [])
+    spans = [[(0, 3)], [(5, 7)], [(9, 11)], [(14, 15), (17, 18)]]
+    request.multimodal_inputs = SimpleNamespace(mm_items=[SimpleNamespace(offsets=each) for each in spans])
+    found = []
+    for number, (before, new) in enumerate([(6, 4), (10, 5), (15, 5)]):
+        observer.launched(number, observer.launch(_batch([request], new=[new], before=[before]), Phase.PREFILL))
+        iteration = observer.ended(number, None)
+        assert iteration is not None
+        found.append(iteration.media)
+    assert found == [2, 1, 0], "the first is cached, the second cut by what is"
 
 
 def test_an_observed_decode_counts_what_was_fed_and_accepted() -> None:

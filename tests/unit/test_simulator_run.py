@@ -113,16 +113,28 @@ def test_the_planner_learns_and_orders_the_split_it_began_with(split: str) -> No
     assert len(recorder.calls) > 200
 
 
-def test_the_same_run_twice() -> None:
-    scenario = Scenario(
+def smoke(*, media: bool = False) -> Scenario:
+    return Scenario(
         name="smoke",
         hardware="glm-5.2/gb300",
         split="2P2D",
-        work=[Work(trace=str(TRACE.resolve()), agents=10, max_pause_s=5.0)],
+        work=[Work(trace=str(TRACE.resolve()), agents=10, max_pause_s=5.0, media=media)],
         warm_up_s=60.0,
         scored_s=90.0,
+        media_s=1.3 if media else 0.0,
         ramp_s=20.0,
     )
+
+
+def test_warm_up_is_no_longer_where_every_request_has_a_picture() -> None:
+    initial = simulate(smoke(media=True), "ours").decisions[1]
+    assert initial["kind"] == "initial"
+    assert initial["at_s"] < 120
+    assert "errors are below the target" in initial["why"]
+
+
+def test_the_same_run_twice() -> None:
+    scenario = smoke()
     first, second = (simulate(scenario, "ours").row for _ in range(2))
     assert first == second
     assert first["requests"] > 40

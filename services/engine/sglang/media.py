@@ -18,6 +18,14 @@ def unexpanded(tokens: bytes, media: Sequence[Medium]) -> list[int]:
     return (found + whole[at:]).tolist()
 
 
+def media_begun(request: Any, before: int, new: int, *, first: bool) -> int:
+    """Media of SGLang's request that a batch over its tokens [before, before + new) is the first to compute a token of:
+    SGLang encodes them in it, unless it still has their embeddings. `first`: the request was in no batch before."""
+    inputs = request.multimodal_inputs
+    spans = [(item.offsets[0][0], item.offsets[-1][1]) for item in inputs.mm_items if item.offsets] if inputs else []
+    return sum(start < before + new and (end >= before if first else start >= before) for start, end in spans)
+
+
 def media_arguments(tokens: bytes, media: Sequence[Medium], data: Sequence[bytes]) -> dict[str, Any]:
     """The fields of SGLang's request that carry media; `data` in the order of `media`."""
     return {

@@ -7,6 +7,7 @@ from typing import Any
 
 from schemas.phase import Phase
 from schemas.telemetry import Iteration
+from services.engine.sglang.media import media_begun
 
 
 @dataclass
@@ -21,6 +22,7 @@ class _Launched:
     context: int = 0
     output: int = 0
     fed: int = 0
+    media: int = 0
 
 
 class IterationObserver:
@@ -52,7 +54,9 @@ class IterationObserver:
             launched.uncached += new
             launched.pairs += new * before + new * (new + 1) / 2
             launched.output += before + new >= len(request.origin_input_ids)
-            if request.rid not in self._begun:
+            first = request.rid not in self._begun
+            launched.media += media_begun(request, before, new, first=first)
+            if first:
                 self._begun.add(request.rid)
                 launched.cached += before
                 launched.restored += self._first_chunk(request, before)
@@ -88,6 +92,7 @@ class IterationObserver:
             output_tokens=accepted if decode else launched.output,
             accepted_tokens=accepted if decode else 0,
             fed_tokens=launched.fed,
+            media=launched.media,
         )
 
     def forget(self, rid: str) -> None:

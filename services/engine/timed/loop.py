@@ -96,6 +96,7 @@ class TimedLoop:
                 attention_pairs=terms.attention_pairs,
                 restored_tokens=terms.restored_tokens,
                 cached_tokens=batch.cached_tokens,
+                media=terms.media,
                 output_tokens=len(done),
             )
         )

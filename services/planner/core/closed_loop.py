@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from services.planner.core.demand import FEATURES
 from services.planner.core.model_rows import Matrix
 from services.planner.core.throughput import UNKNOWN_ROOM, NodeTimes, Works, decode_s
 
@@ -66,12 +67,13 @@ def _prefill(times: NodeTimes, works: Works, mask: Matrix) -> _Prefill:
     batch = np.where(times.batch > 0, times.batch, np.nan)
     batch = np.where(np.isnan(batch), np.where(np.isnan(times.nu), 0.0, times.nu), batch)[:, None]
     batch = np.where(batch > 0, batch, works.t_uc[None, :])
-    c0, c1, c2, c3, c5, u0 = (column[:, None] for column in times.c.T)
+    c0, c1, c2, c3, c4, c5, u0 = (column[:, None] for column in times.c.T)
     knee = c5 * np.maximum(0.0, 1.0 - u0 / np.maximum(batch, works.t_uc)) * works.t_uc
-    marginal = c1 * works.t_uc + c2 * works.pairs + c3 * times.rho[:, None] * works.t_c + knee
+    marginal = c1 * works.t_uc + c2 * works.pairs + c3 * times.rho[:, None] * works.t_c + c4 * works.media + knee
     full = np.maximum(c0 * works.t_uc / batch + marginal, 1e-9)
     capacity = mask @ (1.0 / full)
-    weights = np.stack([times.c[:, 0], times.c[:, 1], times.c[:, 2], times.c[:, 3] * times.rho], axis=1)
+    weights = times.c[:, :FEATURES].copy()
+    weights[:, 3] *= times.rho
     mean = mask @ weights / nodes
     square = np.einsum("cf,sfg,cg->cs", mean, works.moments, mean)
     first = np.einsum("cf,sf->cs", mean, works.moments[:, 0, :])

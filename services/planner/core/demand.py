@@ -11,8 +11,8 @@ from schemas.phase import Workload
 from schemas.telemetry import RequestTelemetry
 
 Vector = npt.NDArray[np.float64]
-FEATURES = 4
-"""Of a request: 1, t_uc, A and t_c, in this order."""
+FEATURES = 5
+"""Of a request: 1, t_uc, A, t_c and media, in this order."""
 _OPENS = ("opens", "fork", "subagent")
 """Lineages of a branch's first request: it comes at once, from an agent that begins or is under way."""
 
@@ -24,7 +24,8 @@ def attention_pairs(t_uc: float, t_c: float) -> float:
 
 @dataclass(slots=True)
 class Demand:
-    """Sums over requests that were served. `moments` is the sum of f*f^T over their features f (1, t_uc, A, t_c).
+    """Sums over requests that were served. `moments` is the sum of f*f^T over their features f
+    (1, t_uc, A, t_c, media).
 
     `paused` counts requests whose pause is known, `pause_s` sums the pauses.
     `arrivals`: requests by the second of their arrival.
@@ -43,7 +44,7 @@ class Demand:
     def add(self, record: RequestTelemetry, pause_s: float | None) -> None:
         """A request that was served; `pause_s` None where nothing is known of what its branch did before."""
         t_uc, t_c = float(record.uncached_tokens), float(record.cached_tokens)
-        features = np.array((1.0, t_uc, attention_pairs(t_uc, t_c), t_c))
+        features = np.array((1.0, t_uc, attention_pairs(t_uc, t_c), t_c, float(record.media)))
         self.moments += features[:, None] * features
         self.requests += 1
         self.t_out += record.output_tokens
@@ -71,9 +72,10 @@ class Demand:
         """Per request; `t_acc` is per request and decode iteration, 1 where nothing was decoded."""
         if self.requests == 0:
             return None
-        _, t_uc, pairs, t_c = (float(value) / self.requests for value in self.moments[0])
+        _, t_uc, pairs, t_c, media = (float(value) / self.requests for value in self.moments[0])
         t_acc = self.accepted / self.decode_steps if self.decode_steps else 1.0
-        return Workload(t_uc=t_uc, t_c=t_c, attention_pairs=pairs, t_out=self.t_out / self.requests, t_acc=t_acc)
+        t_out = self.t_out / self.requests
+        return Workload(t_uc=t_uc, t_c=t_c, attention_pairs=pairs, t_out=t_out, t_acc=t_acc, media=media)
 
     @property
     def think_s(self) -> float:

@@ -31,11 +31,11 @@ class Numbers:
             return cls(kinds)
         works = [one.workload for one in known if one.workload is not None]
         demands = [one.demand for one in known if one.demand is not None]
-        rows = np.array([(w.t_uc, w.t_c, w.attention_pairs, w.t_out, w.t_acc) for w in works])
-        t_uc, t_c, pairs, t_out, t_acc = (float(value) for value in rows.mean(axis=0))
+        rows = np.array([(w.t_uc, w.t_c, w.attention_pairs, w.t_out, w.t_acc, w.media) for w in works])
+        t_uc, t_c, pairs, t_out, t_acc, media = (float(value) for value in rows.mean(axis=0))
         return cls(
             kinds,
-            Workload(t_uc=t_uc, t_c=t_c, attention_pairs=pairs, t_out=t_out, t_acc=t_acc),
+            Workload(t_uc=t_uc, t_c=t_c, attention_pairs=pairs, t_out=t_out, t_acc=t_acc, media=media),
             float(np.mean([one.q for one in known])),
             float(np.mean([demand.think_s for demand in demands])),
             float(np.mean([demand.agents(slice_s) for demand in demands])),

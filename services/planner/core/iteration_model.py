@@ -6,6 +6,7 @@ cached tokens restored from host memory).
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from schemas.iteration_model import IterationModel
 from schemas.phase import Phase
@@ -146,8 +147,9 @@ class LearnedModels:
         nodes = [self._nodes[name] for name in live if name in self._nodes]
         judged = [fit for node in nodes for fit in node.fits.values() if fit.error is not None and not fit.frozen]
         if self.frozen_at is not None:
+            least, most = self._settings.warm_up_least_s / self._settings.row_s, self._settings.rows_kept
             for fit in judged:
-                fit.frozen = fit.good and len(fit.rows) >= self._settings.warm_up_least_s / self._settings.row_s
+                fit.frozen = len(fit.rows) >= (least if fit.good else most)
             return
         waited_s, good = self.warm_up_s(now), all(fit.good for fit in judged)
         late = waited_s >= self._settings.warm_up_limit_s
@@ -172,7 +174,7 @@ class LearnedModels:
             restored_share=node.shares.rho,
             borrowed=[fit.phase.value for fit in (prefill, decode) if fit and node.fits[fit.phase] is not fit],
             frozen=prefill is not None and prefill.frozen and decode is not None and decode.frozen,
-            **(prefill_half(prefill, self._settings.knee_tokens) if prefill else {}),
+            **(self._prefill_half(prefill) if prefill else {}),
             **(decode_half(decode) if decode else {}),
         )
 
@@ -183,6 +185,16 @@ class LearnedModels:
             return own
         fits = [other.fits[phase] for other in self._nodes.values()]
         return max((fit for fit in fits if fit.coefficients is not None), key=lambda fit: fit.fitted_rows, default=None)
+
+    def _prefill_half(self, fit: PhaseFit) -> dict[str, Any]:
+        """A fit that has seen no media takes their time from the one made of the most rows that has."""
+        knees = self._settings.knee_tokens
+        half = prefill_half(fit, knees)
+        if not fit.saw_media:
+            fits = [other.fits[Phase.PREFILL] for other in self._nodes.values()]
+            known = [one for one in fits if one.saw_media and one.coefficients is not None]
+            half["c4"] = prefill_half(max(known, key=lambda one: one.fitted_rows, default=fit), knees)["c4"]
+        return half
 
     def check(self) -> None:
         for node in self._nodes.values():

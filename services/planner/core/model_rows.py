@@ -1,6 +1,6 @@
 """Iterations to rows of a fit: a row is what one node did of one phase, at one order of size, within about a second.
 
-A prefill row reads  busy_s = c0*n + c1*sum(t_uc) + c2*sum(A) + c3*sum(t_rst) + c5*sum(max(0, t_uc - u0)),
+A prefill row reads  busy_s = c0*n + c1*sum(t_uc) + c2*sum(A) + c3*sum(t_rst) + c4*media + c5*sum(max(0, t_uc - u0)),
 a decode row         busy_s = d0*n + d1*sum(phi(B)) + d2*sum(B) + d3*sum(context)/1e6.
 The knee is taken over the tokens of an iteration: launches belong to it, and telemetry tells no single requests apart.
 Iterations of different octaves (of sum(t_uc), of B) stand in rows of their own, and all octaves weigh the same in the
@@ -18,10 +18,12 @@ from schemas.phase import Phase
 from schemas.telemetry import Iteration
 
 Matrix = npt.NDArray[np.float64]
-PREFILL_TERMS = ("c0", "c1", "c2", "c3")
+PREFILL_TERMS = ("c0", "c1", "c2", "c3", "c4")
 DECODE_TERMS = ("d0", "d1", "d2", "d3")
-REACH_TOKENS, REACH_CONTEXT, REACH_RUNNING = 8192, 100_000, 64
-"""A large iteration: uncached tokens of a prefill, context of a request, requests of a decode."""
+"""The last of each is optional; knees come after those of prefill."""
+MEDIA = PREFILL_TERMS.index("c4")
+REACH_TOKENS, REACH_CONTEXT, REACH_MEDIA, REACH_RUNNING = 8192, 100_000, 8, 64
+"""A large iteration: uncached tokens of a prefill, context of a request, media, requests of a decode."""
 
 
 class Rows:
@@ -92,7 +94,7 @@ class Columns:
         if phase is Phase.PREFILL:
             knees = (max(1, REACH_TOKENS - knee) for knee in self.knee_tokens)
             pairs = REACH_TOKENS * REACH_CONTEXT
-            return np.array((0.0, REACH_TOKENS, pairs, REACH_CONTEXT, *knees), dtype=float)
+            return np.array((0.0, REACH_TOKENS, pairs, REACH_CONTEXT, REACH_MEDIA, *knees), dtype=float)
         return np.array((0.0, 1.0, REACH_RUNNING, REACH_RUNNING * REACH_CONTEXT / MEGA))
 
     def octave(self, iteration: Iteration) -> int:
@@ -109,7 +111,8 @@ class Columns:
             if not math.isfinite(iteration.attention_pairs):
                 return None
             knees = (max(0, tokens - knee) for knee in self.knee_tokens)
-            return np.array((1.0, tokens, iteration.attention_pairs, iteration.restored_tokens, *knees), dtype=float)
+            pairs, restored = iteration.attention_pairs, iteration.restored_tokens
+            return np.array((1.0, tokens, pairs, restored, iteration.media, *knees), dtype=float)
         fed = iteration.fed_tokens or iteration.requests
         phi = self.experts_touched(float(fed))
         return np.array((1.0, phi, iteration.requests, iteration.context_tokens / MEGA), dtype=float)

@@ -19,8 +19,8 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How the iteration-time models are learned. A row is `row_s` of one node; a node's fit keeps `rows_kept` of them.
 
     Warm-up ends when the mean relative error on the `newest` rows of each phase is below `target_error`, not before
-    `warm_up_least_s` and not after `warm_up_limit_s` of work. `optional_terms`: c5 (knees tried: `knee_tokens`) and d3
-    may be added where they lower the held-out error. `experts_per_token`, `experts`: k and E where nodes do not say
+    `warm_up_least_s` and not after `warm_up_limit_s` of work. `optional_terms`: c4, c5 (knees tried: `knee_tokens`) and
+    d3 may be added where they lower the held-out error. `experts_per_token`, `experts`: k and E where nodes do not say
     them.
     """
 

@@ -70,14 +70,16 @@ def held_out_error(sample: Sample, columns: Sequence[int]) -> float:
     return error / float(sample.weights.sum())
 
 
-def choose_terms(sample: Sample, base: Sequence[int], optional: Sequence[int]) -> tuple[int, ...]:
-    """`base`, and the one optional column that lowers the held-out error most, if any does."""
-    best, lowest = tuple(base), held_out_error(sample, base)
-    bound = lowest * (1.0 - LOWERS_BY) - LOWERS_AT_LEAST
-    for column in optional:
-        if not sample.features[:, column].any():
-            continue
-        error = held_out_error(sample, (*base, column))
-        if error < bound and error < lowest:
-            best, lowest = (*base, column), error
-    return best
+def choose_terms(sample: Sample, base: Sequence[int], optional: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """`base`, and of each group of optional columns at most one: always the one that lowers the held-out error most,
+    until none does."""
+    terms, lowest = tuple(base), held_out_error(sample, base)
+    left = [[column for column in group if sample.features[:, column].any()] for group in optional]
+    while any(left):
+        errors = {column: held_out_error(sample, (*terms, column)) for group in left for column in group}
+        best = min(errors, key=errors.__getitem__)
+        if errors[best] >= lowest * (1.0 - LOWERS_BY) - LOWERS_AT_LEAST:
+            break
+        terms, lowest = (*terms, best), errors[best]
+        left = [group for group in left if best not in group]
+    return tuple(sorted(terms))

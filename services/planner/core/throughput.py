@@ -37,6 +37,7 @@ class Works:
     t_uc: Matrix
     t_c: Matrix
     pairs: Matrix
+    media: Matrix
     t_out: Matrix
     t_acc: Matrix
     q: Matrix
@@ -55,6 +56,7 @@ class Works:
                 w.t_uc,
                 w.t_c,
                 w.attention_pairs,
+                w.media,
                 w.t_out,
                 max(1e-9, w.t_acc),
                 q or 0.0,
@@ -65,10 +67,10 @@ class Works:
             )
             for w, q, demand in known
         ]
-        t_uc, t_c, pairs, t_out, t_acc, q, burst, agents, think, rate = np.array(columns, dtype=float).T
+        t_uc, t_c, pairs, media, t_out, t_acc, q, burst, agents, think, rate = np.array(columns, dtype=float).T
         moments = np.array([demand.moments / demand.requests for *_, demand in known])
         assert moments.shape[1:] == (FEATURES, FEATURES)
-        return cls(t_uc, t_c, pairs, t_out, t_acc, q, moments, burst, agents, think, rate)
+        return cls(t_uc, t_c, pairs, media, t_out, t_acc, q, moments, burst, agents, think, rate)
 
     @property
     def context(self) -> Matrix:
@@ -97,9 +99,9 @@ class NodeTimes:
 
     @classmethod
     def of(cls, models: Sequence[IterationModel], limits: Sequence[NodeLimits]) -> "NodeTimes":
-        """`c` is (n, 6): c0, c1, c2, c3, c5, u0; `d` (n, 4). Unknown nu and limits are nan and 0."""
+        """`c` is (n, 7): c0 to c5 and u0; `d` (n, 4). Unknown nu and limits are nan and 0."""
         return cls(
-            np.array([(m.c0, m.c1, m.c2, m.c3, m.c5, m.u0) for m in models], dtype=float),
+            np.array([(m.c0, m.c1, m.c2, m.c3, m.c4, m.c5, m.u0) for m in models], dtype=float),
             np.array([m.uncached_per_iteration or np.nan for m in models], dtype=float),
             np.array([1.0 if m.restored_share is None else m.restored_share for m in models]),
             np.array([(m.d0, m.d1, m.d2, m.d3) for m in models], dtype=float),
@@ -111,13 +113,15 @@ class NodeTimes:
         )
 
     def request_s(self, works: Works) -> Matrix:
-        """T_req(n, w) = c0*t_uc/nu + c1*t_uc + c2*A + c3*rho*t_c, shape (n, s); nu of a node that ran none: t_uc."""
+        """T_req(n, w) = c0*t_uc/nu + c1*t_uc + c2*A + c3*rho*t_c + c4*media (+ c5 above u0), shape (n, s); nu of a node
+        that ran none: t_uc."""
         nu = np.where(np.isnan(self.nu)[:, None], works.t_uc, self.nu[:, None])
-        c0, c1, c2, c3, c5, u0 = (column[:, None] for column in self.c.T)
+        c0, c1, c2, c3, c4, c5, u0 = (column[:, None] for column in self.c.T)
         iterations = works.t_uc / np.maximum(nu, 1e-9)
         knee = c5 * np.maximum(0.0, nu - u0) * iterations
         restored = self.rho[:, None] * works.t_c
-        seconds: Matrix = c0 * iterations + c1 * works.t_uc + c2 * works.pairs + c3 * restored + knee
+        tokens = c0 * iterations + c1 * works.t_uc + c2 * works.pairs + c3 * restored
+        seconds: Matrix = tokens + c4 * works.media + knee
         return np.maximum(seconds, 1e-9)
 
 

@@ -84,6 +84,7 @@ def record_of(request: "Request", outcome: Outcome, now: float) -> Record:
         misses=_misses(request) if outcome.answered else {},
         differs_at=differs_at(request.first_match, request.spec.context.tokens, request.context.scheme.block_size),
         tenant=request.spec.identity.tenant,
+        media=request.spec.context.media_beyond(request.cached_tokens or 0),
     )
 
 

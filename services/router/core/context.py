@@ -1,5 +1,6 @@
 """A context as the cluster names it: its tokens and the digests of its full blocks."""
 
+from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
@@ -37,6 +38,15 @@ class Context:
     @property
     def tokens(self) -> int:
         return len(self.packed) // TOKEN_BYTES
+
+    @property
+    def media_ends(self) -> tuple[int, ...]:
+        """Where its media end, in order."""
+        return tuple(sorted(medium.first + medium.tokens for medium in self.media))
+
+    def media_beyond(self, tokens: int) -> int:
+        """How many of its media do not end within its first `tokens` tokens."""
+        return len(self.media) - bisect_right(self.media_ends, tokens)
 
     def extended(self, tokens: Iterable[int]) -> "Context":
         """This context with more tokens; only the new blocks are hashed."""

@@ -188,6 +188,7 @@ class Record:
     misses: Mapping[Cause, int] = field(default_factory=dict)
     differs_at: int | None = None
     tenant: str = ""
+    media: int = 0
 
     @property
     def uncached_tokens(self) -> int:

@@ -6,6 +6,7 @@ A prefix at peers is fetched or computed again, whichever is sooner; a fetch tak
 it may be later by `RECOMPUTE_GAIN_S`. Equal nodes take turns.
 """
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -100,15 +101,22 @@ class Candidate(msgspec.Struct, frozen=True):
 
 
 class Prompt(msgspec.Struct, frozen=True):
-    """A prompt to place: its tokens, the block size, and what the directory answered."""
+    """A prompt to place: its tokens, the block size, what the directory answered, and where its media end, in order."""
 
     tokens: int
     block_size: int
     match: MatchReply
+    media_ends: tuple[int, ...] = ()
 
     @property
     def limit(self) -> int:
         return reusable_blocks(self.tokens, self.block_size)
+
+    def work(self, blocks: int, device_blocks: int) -> Work:
+        """What is left of it where the KV of its first `blocks` blocks is used, `device_blocks` of them in place."""
+        cached = blocks * self.block_size
+        media = len(self.media_ends) - bisect_right(self.media_ends, cached)
+        return Work(self.tokens - cached, cached, (blocks - device_blocks) * self.block_size, media)
 
 
 def predict(prompt: Prompt, view: PrefillView, usable: Callable[[str], bool], costs: FetchCosts) -> Candidate:
@@ -124,13 +132,12 @@ def predict(prompt: Prompt, view: PrefillView, usable: Callable[[str], bool], co
 def alone_s(prompt: Prompt, view: PrefillView) -> float:
     """How long the node would compute with what lies in the cluster now, nobody else's unfinished work counted."""
     match = msgspec.structs.replace(prompt.match, pending_blocks=0, pending_node=None)
-    cached = shared_prefix(view.node, match, prompt.limit, lambda _: True).blocks * prompt.block_size
-    return prefill_s(view.model, Work(prompt.tokens - cached, cached))
+    blocks = shared_prefix(view.node, match, prompt.limit, lambda _: True).blocks
+    return prefill_s(view.model, prompt.work(blocks, blocks))
 
 
 def _candidate(prompt: Prompt, view: PrefillView, prefix: Prefix, costs: FetchCosts) -> Candidate:
-    cached = prefix.blocks * prompt.block_size
-    work = Work(prompt.tokens - cached, cached, (prefix.blocks - prefix.device) * prompt.block_size)
+    work = prompt.work(prefix.blocks, prefix.device)
     fetched = prefix.fetched_blocks * prompt.block_size
     fetch_s = sum(
         costs(source.node, view.node).seconds((source.last - source.first) * prompt.block_size)

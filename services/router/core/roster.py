@@ -37,6 +37,7 @@ class PrefillRows:
     c1: Floats
     c2: Floats
     c3: Floats
+    c4: Floats
     c5: Floats
     u0: Floats
     total: Floats
@@ -46,7 +47,7 @@ class PrefillRows:
 
     @classmethod
     def empty(cls, count: int) -> "PrefillRows":
-        return cls(*(np.zeros(count) for _ in range(13)))
+        return cls(*(np.zeros(count) for _ in range(14)))
 
 
 @dataclass(slots=True)
@@ -135,7 +136,8 @@ class Roster:
         nu = model.uncached_per_iteration
         p.c0_share[row], p.c0_each[row] = (0.0, model.c0) if nu is None else (model.c0 / nu, 0.0)
         p.c0_whole[row], p.per_nu[row] = (0.0, 0.0) if nu is None else (model.c0, 1.0 / nu)
-        p.c1[row], p.c2[row], p.c3[row], p.c5[row], p.u0[row] = model.c1, model.c2, model.c3, model.c5, model.u0
+        p.c1[row], p.c2[row], p.c3[row], p.c4[row] = model.c1, model.c2, model.c3, model.c4
+        p.c5[row], p.u0[row] = model.c5, model.u0
         self.knees = bool(p.c5.any())
         if node.telemetry is not None:
             pool = node.telemetry.kv.l2

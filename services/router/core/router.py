@@ -254,7 +254,8 @@ class RouterCore:
             missing = Phase.DECODE if prefill.any() else Phase.PREFILL
             return request.unplaced(no_node_failure(missing, len(self.placer.roster)), now)
         self._turn += 1
-        prompt = Prompt(request.context.tokens, request.context.scheme.block_size, request.match)
+        context = request.context
+        prompt = Prompt(context.tokens, context.scheme.block_size, request.match, context.media_ends)
         if request.attempt == 1 and self._waits(request, prompt, prefill, now):
             request.held()
             return []

@@ -17,7 +17,6 @@ from services.router.core.placement import (
 )
 from services.router.core.prefix import local_prefix, shared_prefix
 from services.router.core.roster import Floats, Holders, Mask, Roster
-from services.router.core.timing import Work
 
 FetchRow = Callable[[str], tuple[Floats | float, Floats | float]]
 """Source node -> (tokens per second, latency in seconds) to every node of the roster."""
@@ -118,8 +117,7 @@ class Sweep(Sequence[Candidate]):
             prefix = local_prefix(name, prompt.match, prompt.limit)
         else:
             prefix = shared_prefix(name, prompt.match, prompt.limit, self._readable)
-        cached = prefix.blocks * prompt.block_size
-        work = Work(prompt.tokens - cached, cached, (prefix.blocks - prefix.device) * prompt.block_size)
+        work = prompt.work(prefix.blocks, prefix.device)
         return Candidate(
             name,
             float(self.remaining_s[row]),
@@ -226,6 +224,8 @@ def _service(prompt: Prompt, roster: Roster, plans: _Prefixes) -> tuple[Floats, 
     seconds += rows.c3 * (cached - plans.device * size)
     if roster.knees:
         seconds += rows.c5 * np.maximum(0.0, uncached - rows.u0)
+    if prompt.media_ends:
+        seconds += rows.c4 * (len(prompt.media_ends) - np.searchsorted(prompt.media_ends, cached, "right"))
     return seconds, rows.c0_whole * np.maximum(0.0, 1.0 - uncached * rows.per_nu)
 
 

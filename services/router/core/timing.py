@@ -11,9 +11,9 @@ NonNegative = Annotated[float, Meta(ge=0)]
 
 
 class Coefficients(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds per iteration, uncached token, query-key pair and restored token (c0..c3) of a prefill iteration, and per
-    token above `u0` (c5); seconds per decode iteration, for the share of experts touched, per running request (d0..d2)
-    and per 1e6 tokens of context (d3).
+    """Seconds per iteration, uncached token, query-key pair, restored token and medium (c0..c4) of a prefill iteration,
+    and per token above `u0` (c5); seconds per decode iteration, for the share of experts touched, per running request
+    (d0..d2) and per 1e6 tokens of context (d3).
 
     `uncached_per_iteration` (nu) spreads c0 over the requests of a batch; None: one iteration per request.
     `expert_share` is k/E, 0 for a dense model; `fed_tokens` are fed per decode iteration and request.
@@ -24,6 +24,7 @@ class Coefficients(msgspec.Struct, frozen=True, kw_only=True):
     c1: NonNegative = 3.4e-5
     c2: NonNegative = 2.35e-10
     c3: NonNegative = 2e-7
+    c4: NonNegative = 0.0
     c5: NonNegative = 0.0
     u0: Annotated[int, Meta(ge=0)] = 0
     uncached_per_iteration: Annotated[float, Meta(gt=0)] | None = None
@@ -48,6 +49,7 @@ def coefficients_of(model: IterationModel, default: Coefficients) -> Coefficient
         c1=from_prefill.c1,
         c2=from_prefill.c2,
         c3=from_prefill.c3,
+        c4=from_prefill.c4,
         c5=from_prefill.c5,
         u0=from_prefill.u0,
         uncached_per_iteration=from_prefill.uncached_per_iteration,
@@ -61,11 +63,13 @@ def coefficients_of(model: IterationModel, default: Coefficients) -> Coefficient
 
 
 class Work(msgspec.Struct, frozen=True):
-    """Prompt tokens of one request at one node: computed, found cached, and of these copied from host memory."""
+    """Prompt tokens of one request at one node: computed, found cached, and of these copied from host memory; `media`
+    are those not found cached."""
 
     uncached: int
     cached: int = 0
     restored: int = 0
+    media: int = 0
 
     @property
     def attention_pairs(self) -> float:
@@ -74,12 +78,13 @@ class Work(msgspec.Struct, frozen=True):
 
 
 def prefill_s(model: Coefficients, work: Work) -> float:
-    """T_req = c0*t_uc/nu + c1*t_uc + c2*A + c3*t_rst (+ c5 above u0): the share of the node's time a request takes."""
+    """T_req = c0*t_uc/nu + c1*t_uc + c2*A + c3*t_rst + c4*media (+ c5 above u0): the share of the node's time that a
+    request takes."""
     nu = model.uncached_per_iteration
     iterations = 1.0 if nu is None else work.uncached / nu
     knee = model.c5 * max(0, work.uncached - model.u0) if model.c5 else 0.0
     own = model.c1 * work.uncached + model.c2 * work.attention_pairs + model.c3 * work.restored
-    return model.c0 * iterations + own + knee
+    return model.c0 * iterations + own + model.c4 * work.media + knee
 
 
 def iteration_rest_s(model: Coefficients, work: Work) -> float:

@@ -76,6 +76,7 @@ class Own(Passive):
             c1=times.c1,
             c2=times.c2,
             c3=times.c3,
+            c4=times.c4,
             d0=times.d0,
             d1=times.d1,
             d2=times.d2,
@@ -114,7 +115,7 @@ class Own(Passive):
         match = self._match(call, now)
         self._lineage[call.id] = match.lineage, match.known_blocks * self.cluster.block_tokens
         self._turn += 1
-        prompt = Prompt(call.prompt_tokens, self.cluster.block_tokens, match)
+        prompt = Prompt(call.prompt_tokens, self.cluster.block_tokens, match, (call.prompt_tokens,) * call.media)
         best = self._placer.predict(prompt, self._prefill_rows(call, now), now).best(self._turn)
         decode = self._decode_node(call, match, best, now)
         self._book(call, best, decode, now)
