@@ -51,18 +51,12 @@ class PrefixTree:
         self._free: list[int] = []
         self._index = KeyIndex()
         self._ends: dict[int, Run] = {}
-        self._places = RecentPlaces()
+        self._places = RecentPlaces(self.runs, self._ends)
 
     def find(self, key: int) -> tuple[Run, int] | None:
         """The run that holds `key` and its offset there."""
-        run = self._ends.get(key)
-        if run is not None:
-            return run, len(run.keys) - 1
-        place = self._places.get(key)
-        if place is not None:
-            run, offset = self.runs[place[0]], place[1]
-            if run is not None and offset < len(run.keys) and run.keys[offset] == key:
-                return run, offset
+        if place := self._places.find(key):
+            return place
         for ident in self._index.find(key):
             run = self.runs[ident]
             at = run.index_of(key) if run is not None else None
@@ -145,12 +139,13 @@ class PrefixTree:
         """Where these keys stand, in whatever order they are, and how many of them are unknown."""
         pieces: list[Piece] = []
         done = unknown = 0
+        place = self._places.begun_by(keys) if keys else None
         while done < len(keys):
-            place = self.find(keys[done])
-            if place is None:
+            run, position = place or self.find(keys[done]) or (None, 0)
+            if run is None:
                 unknown, done = unknown + 1, done + 1
                 continue
-            run, position = place
+            place = None
             while same := run.common(position, keys, done):
                 if keys[done : done + same].tobytes() != run.packed(position, position + same):
                     same = 1
@@ -160,6 +155,8 @@ class PrefixTree:
                 if child is None or child.offset != position:
                     break
                 run, position = child, 0
+        if pieces:
+            self._places.put_before(*pieces[0][:2])
         return pieces, unknown
 
     def hold(self, holding: Holding, run: Run, first: int, last: int) -> Spans:

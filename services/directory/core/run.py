@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from services.directory.core.match import Sight
 
 TOGGLED_BYTES = 16_384
+PREFILL, DECODE = Phase.PREFILL, Phase.DECODE
 Keys = memoryview
 """Short keys in chain order: a memoryview of format "Q"."""
 
@@ -188,7 +189,7 @@ class Run:
 
     def referenced(self, node: str) -> Spans:
         """Offsets with at least one claim on `node`, copies or not."""
-        prefill, decode = self.claims.get((node, Phase.PREFILL)), self.claims.get((node, Phase.DECODE))
+        prefill, decode = self.claims.get((node, PREFILL)), self.claims.get((node, DECODE))
         top = max(prefill.top if prefill is not None else 0, decode.top if decode is not None else 0)
         prefix = [0, top] if top else []
         if not self.kept:
