@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from services.simulator.world import World
 
 ROUTER = "router"
+PREFILL, DECODE = Phase.PREFILL, Phase.DECODE
 
 
 class Node:
@@ -102,12 +103,12 @@ class Node:
             attempt=call.attempt,
             phase=phase,
             router=ROUTER,
-            peer=place.decode if phase is Phase.PREFILL else place.prefill,
+            peer=place.decode if phase is PREFILL else place.prefill,
             room=call.attempt,
             prompt_tokens=call.prompt_tokens,
             sampling=Sampling(max_new_tokens=max(1, call.output_tokens)),
             deadline_s=NEVER_S,
-            fetch=list(place.fetch) if phase is Phase.PREFILL else [],
+            fetch=list(place.fetch) if phase is PREFILL else [],
             cached_tokens=place.cached_tokens,
             branch=call.branch,
             version=call.version,
@@ -115,7 +116,7 @@ class Node:
         reply, effects = self.queue.serve(request, now)
         if not reply.accepted:
             return False
-        if phase is Phase.PREFILL:
+        if phase is PREFILL:
             self.prefill_calls[call.id] = call
             self.prefixes.begin(call)
             call.queued_at = now
@@ -123,7 +124,7 @@ class Node:
             self.decode_calls[call.id] = call
             self.waiting_decode_kv += call.prompt_tokens
         self._perform(effects, now)
-        if phase is Phase.PREFILL:
+        if phase is PREFILL:
             self.pump(now)
         return True
 
@@ -134,7 +135,7 @@ class Node:
 
     def pump(self, now: float) -> None:
         """Let in what may enter."""
-        if self._pumping or not (self.queue.table.waiting[Phase.PREFILL] or now >= self._sweep_at):
+        if self._pumping or not (self.queue.table.waiting[PREFILL] or now >= self._sweep_at):
             return
         self._sweep_at = now + SWEEP_S
         self._pumping = True
@@ -144,7 +145,7 @@ class Node:
                 break
             self._perform(effects, now)
         self._pumping = False
-        due = self.queue.prefill.next_due(now) if self.queue.table.waiting[Phase.PREFILL] else None
+        due = self.queue.prefill.next_due(now) if self.queue.table.waiting[PREFILL] else None
         if due is not None and due < self._wake_at:
             self._wake_at = due
             self.world.agenda.at(due, self._wake)
@@ -217,7 +218,7 @@ class Node:
 
     def _submit(self, effect: fx.Submit, now: float) -> None:
         key = effect.key
-        if key.phase is Phase.DECODE:
+        if key.phase is DECODE:
             call = self.decode_calls[key.id]
             blocks = -(-(call.prompt_tokens + call.output_tokens) // self.world.block_tokens)
             self._decode_blocks[key.id] = blocks
@@ -239,8 +240,8 @@ class Node:
     def _report(self, effect: fx.Report, now: float) -> None:
         if effect.finish is None:
             return
-        call = (self.prefill_calls if effect.key.phase is Phase.PREFILL else self.decode_calls).pop(effect.key.id)
-        if effect.key.phase is Phase.PREFILL:
+        call = (self.prefill_calls if effect.key.phase is PREFILL else self.decode_calls).pop(effect.key.id)
+        if effect.key.phase is PREFILL:
             self._unqueue(call)
             self.prefixes.end(call)
         elif call.id not in self._decode_blocks:
@@ -271,7 +272,7 @@ class Node:
         sent = self._send(call, item.last_tokens, now)
         self._sent_at[call.id] = max(sent, self._sent_at.get(call.id, now)) + self.world.hardware.latency_s
         self.world.prefilled(call, now)
-        self._perform(self.queue.first_token(self._key(call, Phase.PREFILL), 0), now)
+        self._perform(self.queue.first_token(self._key(call, PREFILL), 0), now)
 
     def _send(self, call: Call, tokens: int, now: float) -> float:
         """When the KV of so many tokens has come to its decode node; at once where that is here."""
@@ -288,14 +289,14 @@ class Node:
         """The KV of a call has left: its blocks here are a cache from now on."""
         del self._sent_at[call.id]
         self.prefixes.let_go(call)
-        self._left(call, Phase.PREFILL, Finish.HANDED_OFF, now)
+        self._left(call, PREFILL, Finish.HANDED_OFF, now)
 
     def decode_done(self, call: Call, now: float) -> None:
         self.memory.promised -= self._decode_blocks[call.id]
         self.decode_kv -= call.prompt_tokens
         if self.traits.writes_output:
             self.memory.write_host(prompt_and_answer(call), len(call.keys), len(call.keys) + len(call.output_keys), now)
-        self._left(call, Phase.DECODE, Finish.LENGTH, now)
+        self._left(call, DECODE, Finish.LENGTH, now)
         del self._decode_blocks[call.id]
         self.world.answered(call, now)
 
@@ -369,7 +370,7 @@ class Node:
         """A running decode goes on elsewhere."""
         self.memory.promised -= self._decode_blocks[call.id]
         self.decode_kv -= call.prompt_tokens
-        self._left(call, Phase.DECODE, Finish.HANDED_OFF, now)
+        self._left(call, DECODE, Finish.HANDED_OFF, now)
         del self._decode_blocks[call.id]
 
     def _key(self, call: Call, phase: Phase) -> LegKey:

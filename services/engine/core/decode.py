@@ -2,11 +2,10 @@
 
 from dataclasses import dataclass
 
-from schemas.phase import Phase
 from schemas.serve import Finish, Handoff, HandoffReply, RequestState, ServeRequest
 from services.engine.backend import LegKey
 from services.engine.core.effects import CancelInside, Effect, Prefilled, Report, Submit
-from services.engine.core.legs import LegTable, QueuedLeg
+from services.engine.core.legs import DECODE, LegTable, QueuedLeg
 from services.engine.core.limits import Limits
 from services.engine.core.prefill import FULL, UNKNOWN
 
@@ -36,17 +35,17 @@ class DecodeHold:
 
         A leg that found no room lets younger ones that fit pass for `patience_s`; from then on none passes it.
         """
-        key = LegKey(ask.id, ask.attempt, Phase.DECODE)
-        inside = self.table.inside[Phase.DECODE].get(key)
+        key = LegKey(ask.id, ask.attempt, DECODE)
+        inside = self.table.inside[DECODE].get(key)
         if inside is not None and inside.state is RequestState.RESERVED and inside.ending is None:
             known = inside.request.room == ask.room and inside.peer == ask.node
             return self._answer(known, UNKNOWN), []
-        leg = self.table.waiting[Phase.DECODE].get(key)
+        leg = self.table.waiting[DECODE].get(key)
         if leg is None or leg.request.room != ask.room or leg.peer != ask.node:
             return self._answer(granted=False, reason=UNKNOWN), []
         if not leg.prompt_here:
             return self._answer(granted=False, reason=FULL), []
-        count = len(self.table.inside[Phase.DECODE])
+        count = len(self.table.inside[DECODE])
         free = count < self.limits.max_running + self.limits.spare_decodes and leg.need_tokens <= room_tokens
         if not free or self._overtakes(leg, now):
             leg.asked_at = now if leg.asked_at is None else leg.asked_at
@@ -58,8 +57,8 @@ class DecodeHold:
 
     def done(self, message: Handoff) -> Answer:
         """The prefill has ended: the leg may decode. Said twice it is done once."""
-        key = LegKey(message.id, message.attempt, Phase.DECODE)
-        leg = self.table.inside[Phase.DECODE].get(key)
+        key = LegKey(message.id, message.attempt, DECODE)
+        leg = self.table.inside[DECODE].get(key)
         if leg is None or leg.ending is not None or leg.request.room != message.room or message.token is None:
             return self._answer(granted=False, reason=UNKNOWN), []
         if leg.token is not None:
@@ -69,7 +68,7 @@ class DecodeHold:
 
     def abort(self, message: Handoff, now: float) -> Answer:
         """The prefill will not come: release what is reserved. Of another transfer id: not meant for this leg."""
-        leg = self.table.find(LegKey(message.id, message.attempt, Phase.DECODE))
+        leg = self.table.find(LegKey(message.id, message.attempt, DECODE))
         if leg is None or leg.request.room != message.room:
             return self._answer(granted=False, reason=UNKNOWN), []
         return self._answer(granted=True), self.stop(leg, Finish.CANCELLED, f"prefill: {message.reason}", now)
@@ -81,7 +80,7 @@ class DecodeHold:
 
     def stop(self, leg: QueuedLeg, finish: Finish, reason: str, now: float) -> list[Effect]:
         """End a leg for a reason of our own: at once if it waits, else through the engine."""
-        if leg.key in self.table.inside[Phase.DECODE]:
+        if leg.key in self.table.inside[DECODE]:
             if leg.ending is not None:
                 return []
             leg.ending = (finish, reason)
@@ -89,7 +88,7 @@ class DecodeHold:
         return self.table.end(leg, finish, reason, now)
 
     def check(self) -> None:
-        count = len(self.table.inside[Phase.DECODE])
+        count = len(self.table.inside[DECODE])
         assert count <= self.limits.max_running + self.limits.spare_decodes, count
 
     def _overtakes(self, leg: QueuedLeg, now: float) -> bool:
@@ -99,7 +98,7 @@ class DecodeHold:
             other.asked_at < mine
             and now - other.asked_at > self.limits.patience_s
             and now - other.last_asked_at <= _STILL_ASKING_S
-            for other in self.table.waiting[Phase.DECODE].values()
+            for other in self.table.waiting[DECODE].values()
             if other is not leg and other.asked_at is not None
         )
 

@@ -10,7 +10,7 @@ from services.engine.backend import LegKey
 from services.engine.core.effects import Effect, Forget, Release, Report
 from services.engine.core.limits import Limits
 
-PHASES = (Phase.PREFILL, Phase.DECODE)
+PREFILL, DECODE = PHASES = Phase.PREFILL, Phase.DECODE
 
 
 @dataclass(slots=True)
@@ -132,7 +132,7 @@ class LegTable:
 
     def _count(self, leg: QueuedLeg, sign: int) -> None:
         """A leg came into the engine (1) or left it (-1); inside it, what it will compute does not change."""
-        if leg.key.phase is Phase.PREFILL:
+        if leg.key.phase is PREFILL:
             self.load_inside += sign * leg.load_tokens
 
     def pin(self, leg: QueuedLeg, fetch_id: str) -> None:
@@ -202,13 +202,13 @@ class LegTable:
         for phase in PHASES:
             assert all(key.phase is phase for key in (*self.waiting[phase], *self.inside[phase]))
             assert self.in_order(phase) == sorted(self.waiting[phase].values(), key=queue_order)
-        inside = self.inside[Phase.PREFILL].values()
+        inside = self.inside[PREFILL].values()
         assert self.load_inside == sum(leg.load_tokens for leg in inside)
-        for leg in self.waiting[Phase.PREFILL].values():
+        for leg in self.waiting[PREFILL].values():
             assert leg.state in (RequestState.QUEUED, RequestState.FETCHING, RequestState.READY), leg
             assert leg.ask == 0 or leg.state is RequestState.READY, leg
             assert (leg.state is RequestState.FETCHING) <= (leg.fetch_id is not None), leg
-        for leg in self.waiting[Phase.DECODE].values():
+        for leg in self.waiting[DECODE].values():
             assert leg.state is RequestState.QUEUED, leg
             assert leg.fetch_id is None, leg
         assert all(leg.told is None and leg.token is not None for leg in self.closing.values())

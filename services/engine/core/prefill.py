@@ -1,14 +1,14 @@
 """Prefill legs outside the engine: fetch at once, ask the decode node for room, enter, hand off."""
 
 from dataclasses import dataclass, field
+from math import inf
 
 import msgspec
 
-from schemas.phase import Phase
 from schemas.serve import Finish, HandoffReply, HandoffVerb, RequestState, ServeRequest
 from services.engine.backend import LegKey
 from services.engine.core.effects import Ask, CancelInside, Effect, Fetch, FetchGivenUp, Release, Report, Submit, Tell
-from services.engine.core.legs import LegTable, QueuedLeg
+from services.engine.core.legs import PREFILL, LegTable, QueuedLeg
 from services.engine.core.limits import Limits
 from services.engine.core.timing import PrefillTerms, PrefillTime, attention_pairs
 
@@ -52,7 +52,7 @@ class PrefillQueue:
         key = self.table.pins.get(fetch_id)
         if key is None:
             return [Release(fetch_id)]
-        leg = self.table.waiting[Phase.PREFILL].get(key)
+        leg = self.table.waiting[PREFILL].get(key)
         if leg is None or leg.state is not RequestState.FETCHING:
             return []
         return self._ready(leg, blocks)
@@ -69,7 +69,7 @@ class PrefillQueue:
 
     def stop(self, leg: QueuedLeg, finish: Finish, reason: str, now: float, *, peer_lives: bool = True) -> list[Effect]:
         """End a leg for a reason of our own: at once if it is outside the engine, else through the engine."""
-        if leg.key in self.table.inside[Phase.PREFILL]:
+        if leg.key in self.table.inside[PREFILL]:
             if leg.ending is not None:
                 return []
             leg.ending = (finish, reason)
@@ -84,21 +84,24 @@ class PrefillQueue:
         """
         effects: list[Effect] = []
         limits, count = self.limits, self._count_inside()
-        batches = limits.batches_inside * limits.batch_tokens - self.table.load_inside - self._load_asked()
-        room = room_tokens - self.kept_tokens()
+        batches = limits.batches_inside * limits.batch_tokens - self.table.load_inside
+        room, fetching = room_tokens, RequestState.FETCHING
+        for ask in self.asks.values():
+            batches, room = batches - ask.load_tokens, room - ask.need_tokens
         refused: dict[str, int] = {}
-        for _, _, leg in self.table.lines[Phase.PREFILL]:
+        for _, _, leg in self.table.lines[PREFILL]:
             if leg.ask or not leg.prompt_here:
                 continue
             load = leg.load_tokens
             if load > batches or leg.need_tokens > room or count >= limits.max_running:
                 break
-            if leg.state is RequestState.FETCHING:
+            peer = leg.request.peer
+            if leg.state is fetching:
                 effects += self._wait_for_fetch(leg, now)
-            elif leg.next_ask_at > now or (leg.refusals == 0 and refused.get(leg.peer, 0) >= limits.look_ahead):
+            elif leg.next_ask_at > now:
                 if leg.refusals:
-                    refused[leg.peer] = refused.get(leg.peer, 0) + 1
-            else:
+                    refused[peer] = refused.get(peer, 0) + 1
+            elif leg.refusals or refused.get(peer, 0) < limits.look_ahead:
                 batches, room, count = batches - load, room - leg.need_tokens, count + 1
                 effects.append(self._ask(leg, load))
         return effects
@@ -106,7 +109,7 @@ class PrefillQueue:
     def answered(self, number: int, reply: HandoffReply | None, now: float) -> list[Effect]:
         """The decode node's answer to an `Ask`; None: it did not answer in time, so it may have granted."""
         asked = self.asks.pop(number)
-        leg = self.table.waiting[Phase.PREFILL].get(asked.key)
+        leg = self.table.waiting[PREFILL].get(asked.key)
         if leg is None or leg.ask != number:
             if reply is None or reply.granted:
                 return [Tell(HandoffVerb.ABORT, asked.key, asked.peer, asked.room, reason="not wanted any more")]
@@ -163,16 +166,13 @@ class PrefillQueue:
 
     def next_due(self, now: float) -> float | None:
         """When a waiting leg next needs a look, though nothing happens to it; None if none waits."""
-        first: float | None = None
-        for leg in self.table.waiting[Phase.PREFILL].values():
-            at = leg.next_ask_at
-            if at > now and (first is None or at < first):
+        first = inf
+        for leg in self.table.waiting[PREFILL].values():
+            if now < leg.next_ask_at < first:
+                first = leg.next_ask_at
+            if leg.head_since is not None and now < (at := leg.head_since + self.patience_s(leg)) < first:
                 first = at
-            if leg.head_since is not None:
-                at = leg.head_since + self.patience_s(leg)
-                if at > now and (first is None or at < first):
-                    first = at
-        return first
+        return first if first < inf else None
 
     def predicted_s(self, request: ServeRequest) -> float:
         """How long this prefill will take, by the router's plan of what need not be computed."""
@@ -198,7 +198,7 @@ class PrefillQueue:
         return self.limits.fetch_grace_s + self.times.prefill_s(PrefillTerms(1, tokens, pairs))
 
     def check(self) -> None:
-        for leg in self.table.waiting[Phase.PREFILL].values():
+        for leg in self.table.waiting[PREFILL].values():
             assert leg.ask == 0 or self.asks[leg.ask].key == leg.key, leg
         load = self.table.load_inside + self._load_asked()
         assert load <= self.limits.batches_inside * self.limits.batch_tokens, load
@@ -266,4 +266,4 @@ class PrefillQueue:
         return sum([asked.load_tokens for asked in self.asks.values()])
 
     def _count_inside(self) -> int:
-        return len(self.table.inside[Phase.PREFILL]) + len(self.asks)
+        return len(self.table.inside[PREFILL]) + len(self.asks)

@@ -26,7 +26,7 @@ from schemas.serve import (
 from services.engine.backend import LegKey
 from services.engine.core.decode import Answer, DecodeHold
 from services.engine.core.effects import Effect, ReadPrompt, Report
-from services.engine.core.legs import PHASES, LegTable, QueuedLeg
+from services.engine.core.legs import DECODE, PHASES, PREFILL, LegTable, QueuedLeg
 from services.engine.core.limits import Limits
 from services.engine.core.liveness import RESTARTED, Liveness
 from services.engine.core.prefill import PHASE, PrefillQueue
@@ -145,13 +145,13 @@ class Queueing:
     def handoff(self, message: Handoff, now: float, room_tokens: int) -> Answer:
         """What another node (or this one) says about a request whose prefill it runs; `room_tokens` for decode."""
         if message.verb is HandoffVerb.RESERVE:
-            if not self.switch.phase.serves(Phase.DECODE):
+            if not self.switch.phase.serves(DECODE):
                 return HandoffReply(granted=False, reason=PHASE), []
             return self.decode.reserve(message, now, room_tokens - self._kept_for_prefill(message))
         if message.verb is HandoffVerb.DONE:
             return self.decode.done(message)
         reply, effects = self.decode.abort(message, now)
-        return reply, self._after(LegKey(message.id, message.attempt, Phase.DECODE), effects, now)
+        return reply, self._after(LegKey(message.id, message.attempt, DECODE), effects, now)
 
     # From the engine
 
@@ -165,7 +165,7 @@ class Queueing:
 
     def first_token(self, key: LegKey, token: int) -> list[Effect]:
         """The engine gave the first token of a prefill leg."""
-        leg = self.table.inside[Phase.PREFILL].get(key)
+        leg = self.table.inside[PREFILL].get(key)
         if leg is None or leg.ending is not None or leg.token is not None:
             return []
         return self.prefill.first_token(leg, token)
@@ -177,7 +177,7 @@ class Queueing:
         leg = self.table.inside[key.phase][key]
         leg.cached_tokens, leg.restored_tokens = cached_tokens, restored_tokens
         self.switch.ran(key, now)
-        half = self.prefill if key.phase is Phase.PREFILL else self.decode
+        half = self.prefill if key.phase is PREFILL else self.decode
         return self._after(key, half.left(leg, finish, reason, now), now)
 
     # From the planner and the clock
@@ -194,7 +194,7 @@ class Queueing:
                 moved += len(self.table.waiting[phase])
                 effects += self._give_back(phase, f"phase: {command.phase}, epoch {command.epoch}", now)
                 running |= self.table.inside[phase].keys()
-        if not self.switch.phase.serves(Phase.PREFILL):
+        if not self.switch.phase.serves(PREFILL):
             running |= self.table.closing.keys()
         return effects + self.switch.begin(moved, running, now)
 
@@ -223,7 +223,7 @@ class Queueing:
         inside = self.table.inside
         waiting = sum(len(legs) for legs in self.table.waiting.values())
         closing = len(self.table.closing)
-        return Counts(waiting, len(inside[Phase.PREFILL]) + closing, len(inside[Phase.DECODE]))
+        return Counts(waiting, len(inside[PREFILL]) + closing, len(inside[DECODE]))
 
     def idle(self) -> bool:
         """No leg is here in any state."""
@@ -259,7 +259,7 @@ class Queueing:
         effects: list[Effect] = []
         if not same:
             changed = msgspec.structs.replace(leg.request, peer=request.peer, room=request.room)
-            if leg.key.phase is Phase.PREFILL:
+            if leg.key.phase is PREFILL:
                 effects = self.prefill.redirect(leg, changed)
             else:
                 self.decode.redirect(leg, changed)
@@ -279,7 +279,7 @@ class Queueing:
     def _cause(self, key: LegKey, request: ServeRequest) -> tuple[str, str] | None:
         limits, serves, newest = self.limits, self.switch.phase, self.table.newest_attempt(key.id, key.phase)
         prompt, output, device = request.prompt_tokens, request.sampling.max_new_tokens, self._need_tokens(request)
-        if key.phase is Phase.DECODE and request.peer == limits.node and not limits.shared_pair:
+        if key.phase is DECODE and request.peer == limits.node and not limits.shared_pair:
             device += limits.rounded(prompt + 1)
         waiting = len(self.table.waiting[key.phase])
         if self.draining:
@@ -301,14 +301,14 @@ class Queueing:
 
     def _resumes(self, request: ServeRequest) -> bool:
         """A short prefill of a branch whose KV lies here, whose decode leg comes here too."""
-        return request.resume and request.phase is Phase.PREFILL and request.peer == self.limits.node
+        return request.resume and request.phase is PREFILL and request.peer == self.limits.node
 
     def _order_at(self, request: ServeRequest, now: float) -> float:
         weight = self.limits.order_weight
-        return now + weight * self.prefill.predicted_s(request) if weight and request.phase is Phase.PREFILL else now
+        return now + weight * self.prefill.predicted_s(request) if weight and request.phase is PREFILL else now
 
     def _need_tokens(self, request: ServeRequest) -> int:
-        if request.phase is Phase.PREFILL:
+        if request.phase is PREFILL:
             return self.limits.rounded(request.prompt_tokens + 1)
         output = min(request.sampling.max_new_tokens, self.limits.reserve_output_tokens)
         return self.limits.rounded(request.prompt_tokens + output)
@@ -317,7 +317,7 @@ class Queueing:
         """Device room that the own prefill half has asked for; its own leg's share too, unless the pair shares KV."""
         if not self.prefill.asks:
             return 0
-        key = LegKey(ask.id, ask.attempt, Phase.PREFILL)
+        key = LegKey(ask.id, ask.attempt, PREFILL)
         own = ask.node == self.limits.node and self.limits.shared_pair
         return self.prefill.kept_tokens(key if own else None)
 
@@ -330,12 +330,12 @@ class Queueing:
         ]
 
     def _begin(self, leg: QueuedLeg) -> list[Effect]:
-        return (self.prefill if leg.key.phase is Phase.PREFILL else self.decode).begin(leg)
+        return (self.prefill if leg.key.phase is PREFILL else self.decode).begin(leg)
 
     def _stop(
         self, leg: QueuedLeg, finish: Finish, reason: str, now: float, *, peer_lives: bool = True
     ) -> list[Effect]:
-        if leg.key.phase is Phase.PREFILL:
+        if leg.key.phase is PREFILL:
             effects = self.prefill.stop(leg, finish, reason, now, peer_lives=peer_lives)
         else:
             effects = self.decode.stop(leg, finish, reason, now)
@@ -375,7 +375,7 @@ class Queueing:
         """
         if lost == RESTARTED and leg.key in self.table.waiting[leg.key.phase]:
             return False
-        return leg.key.phase is Phase.PREFILL or leg.state in (
+        return leg.key.phase is PREFILL or leg.state in (
             RequestState.QUEUED,
             RequestState.RESERVED,
             RequestState.TRANSFERRING,
