@@ -93,7 +93,8 @@ class Contexts:
         if turn.base is None:
             keys = array("Q")
         elif turn.goes_on:
-            keys = (self._kept[turn.base] + self._inherited(turn.base))[:blocks]
+            keys = self._kept[turn.base][:blocks]
+            keys.extend(self._inherited(turn.base)[: blocks - len(keys)])
         else:
             keys = self._kept[turn.base][: min(turn.keep, blocks)]
         keys.extend(self._added(turn, len(keys), blocks - len(keys)))

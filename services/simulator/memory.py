@@ -3,6 +3,8 @@
 from array import array
 from collections.abc import Callable
 
+import numpy as np
+
 from services.simulator.call import Call
 from services.simulator.system import KvListener
 from services.simulator.tier import Gone, Tier
@@ -31,7 +33,8 @@ class NodeMemory:
 
     def _evicted(self, gone: Gone) -> None:
         assert self._watch is not None
-        keys = array("Q", range(gone.first, gone.first + gone.blocks))
+        keys = array("Q")
+        keys.frombytes(np.arange(gone.first, gone.first + gone.blocks, dtype=np.uint64).tobytes())
         self._watch.removed(self.name, L2, gone.parent, keys, self._time())
 
     def clear(self) -> None:

@@ -99,8 +99,9 @@ class Tier:
             self._order.unhold([slot])
 
     def _slot(self, key: int) -> int | None:
+        first, end = self._first, self._end
         for slot in self._at.get(key >> _SPREAD, _NOTHING):
-            if self._first[slot] <= key < self._end[slot]:
+            if first[slot] <= key < end[slot]:
                 return slot
         return None
 
@@ -180,7 +181,7 @@ class Tier:
         self._top[slot] = at if parent is None else self._top[parent]
         if parent is None and before is not None:
             self._orphans.setdefault(before, []).append(slot)
-        if not self._orphans.keys().isdisjoint(range(first, first + blocks)):
+        if self._orphans and not self._orphans.keys().isdisjoint(range(first, first + blocks)):
             for key in range(first, first + blocks):
                 for child in self._orphans.pop(key, ()):
                     self._order.attach(child, slot)
@@ -230,16 +231,18 @@ class Tier:
     def refer(self, runs: Sequence[KeyRun], *, referenced: bool, unreachable: bool) -> None:
         """The directory's word on copies here. A piece is referenced while any block of it is, unreachable when all."""
         marks: dict[int, int] = {}
+        claimed, beyond = self._referenced, self._unreachable
         for slot, first, last in self._pieces(runs):
             blocks = (1 << last) - (1 << first)
-            before = self._referenced[slot]
+            before, lost = claimed[slot], beyond[slot]
             after = before | blocks if referenced else before & ~blocks
-            lost = self._unreachable[slot] | blocks if unreachable else self._unreachable[slot] & ~blocks
-            self._referenced[slot], self._unreachable[slot] = after, lost
             if after != before:
+                claimed[slot] = after
                 self.referenced_blocks += after.bit_count() - before.bit_count()
-            whole = (1 << self._end[slot] - self._first[slot]) - 1
-            marks[slot] = (REFERENCED if after else 0) | (UNREACHABLE if lost == whole else 0)
+            if unreachable or lost:
+                lost = beyond[slot] = lost | blocks if unreachable else lost & ~blocks
+            gone = lost and lost == (1 << self._end[slot] - self._first[slot]) - 1
+            marks[slot] = (REFERENCED if after else 0) | (UNREACHABLE if gone else 0)
         flags, by_bits = self._order.flags, dict[int, list[int]]()
         for slot, bits in marks.items():
             if bits != flags[slot] & _SAID:
