@@ -4,12 +4,13 @@ import random
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from schemas.branch import BranchEventType
 from schemas.kv import NEUTRAL, Capacities
 from schemas.kv import keys_of as unpack
+from schemas.phase import Phase
 from services.directory.core.effects import ReferencesChanged, ValuesChanged
 from services.directory.core.run import path
 from services.directory.core.waits import BINS, EDGES_S, WaitKind, Waits, bin_of
@@ -51,7 +52,7 @@ class World:
         self.held: dict[str, set[int]] = {node: set() for node in NODES}
         self.seq = dict.fromkeys(NODES, 0)
         self.contexts: list[list[str]] = [[]]
-        self.requests = 0
+        self.requests = self.epoch = 0
         for node in NODES:
             room = Capacities(l1_tokens=0, l2_tokens=self.rnd.choice((16 * 4, 16 * 40)))
             self.bench.done(self.bench.core.on_hello(hello(node, capacities=room), 0.0))
@@ -65,7 +66,7 @@ class World:
 
     def step(self) -> None:
         node, branch = self.rnd.choice(NODES), self.rnd.choice("ABC")
-        match self.rnd.choice(("answer", "answer", "ask", "store", "store", "drop", "end", "wait", "list")):
+        match self.rnd.choice(("answer", "answer", "ask", "store", "store", "drop", "end", "wait", "list", "switch")):
             case "answer":
                 self.requests += 1
                 parent = {"parent": "A"} if branch != "A" else {}
@@ -93,6 +94,9 @@ class World:
                 self.beat()
                 self.bench.tick(self.rnd.choice((1.0, 8.0, 100.0, 2000.0)))
                 self.beat()
+            case "switch":
+                self.epoch += 1
+                self.bench.switch(node, self.rnd.choice((Phase.PREFILL, Phase.DECODE)), self.epoch)
             case "list":
                 self.bench.done(self.bench.core.list_references(node))
         self.hear()
@@ -141,6 +145,7 @@ class World:
 
 
 @settings(max_examples=60, deadline=None)
+@example(35)
 @given(st.integers(0, 10**6))
 def test_a_scarce_pool_knows_what_every_claimed_copy_is_worth(seed: int) -> None:
     world = World(seed)

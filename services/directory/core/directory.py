@@ -69,6 +69,7 @@ class Directory:
         self.events = BranchEvents(self.references, self.branches, self.pending, self.counters, config.event_ids)
         self.values = Values(self.announcements.hosts, config.scarce_share, config.depth_doubling_tokens)
         self.references.on_claim.append(self.values.claimed)
+        self.tree.on_attach.append(self.values.attached)
         copies = Copies(self.tree, self.references, self.reachability, self.announcements, self.counters)
         copies.on_copy.append(self.values.came)
         self.locations = Locations(

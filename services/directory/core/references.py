@@ -28,14 +28,14 @@ Before = dict[tuple[Run, str], Spans]
 
 class References:
     """All claims of all branches. What they mean for copies is said through `announcements`. Each of `on_claim` is
-    called with every branch whose context changed, once all is booked."""
+    called with every branch whose context changed, its old claim and its new one, once all is booked."""
 
     def __init__(self, tree: PrefixTree, announcements: Announcements) -> None:
         self.tree = tree
         self._announcements = announcements
         self._journal = tree.journal
         tree.on_attach.append(self._attached)
-        self.on_claim: list[Callable[[Branch, Claim | None], None]] = []
+        self.on_claim: list[Callable[[Branch, Claim | None, Claim | None], None]] = []
         self.claimed_blocks = 0
         self._decoding: dict[str, dict[Branch, None]] = {}
         self._switching: dict[Branch, str] = {}
@@ -57,7 +57,7 @@ class References:
         branch.claim, branch.blocks = new, blocks
         self._report(before)
         for told in self.on_claim:
-            told(branch, new)
+            told(branch, old, new)
 
     def copied(self, node: str, run: Run, new: Spans) -> None:
         """`node` reports copies: a claim that was kept elsewhere for want of them comes home."""

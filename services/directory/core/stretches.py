@@ -30,19 +30,21 @@ class Piece(NamedTuple):
 
 
 class _Passed:
-    """One run: `ends` by branch that passes it now, `pieces` as told. `start`: blocks of a context before the run.
-    `past`: how far branches had come on it that left it, those of the furthest."""
+    """One run: `ends` by branch that passes it now, `pieces` as told, `stale` if these changed since. `start`: blocks
+    of a context before the run. `past`: how far branches had come on it that left it, those of the furthest."""
 
-    __slots__ = ("ends", "past", "pieces", "start")
+    __slots__ = ("ends", "past", "pieces", "stale", "start")
 
     def __init__(self) -> None:
         self.start = 0
+        self.stale = True
         self.ends: dict[Branch, int] = {}
         self.past: dict[BranchKey, int] = {}
         self.pieces: list[Piece] = []
 
     def leave(self, branch: Branch) -> None:
         """The branch passes it no more."""
+        self.stale = True
         self.past[branch.key] = max(self.ends.pop(branch), self.past.get(branch.key, 0))
         if len(self.past) > PAST:
             del self.past[min(self.past, key=self.past.__getitem__)]
@@ -67,6 +69,15 @@ class Stretches:
     def of(self, branch: Branch) -> list[Stretch]:
         """The context of a branch, its end first."""
         return self._paths.get(branch, [])
+
+    def passing(self, run: Run) -> list[Branch]:
+        """The branches whose context is known to pass the run."""
+        passed = self._runs.get(run)
+        return list(passed.ends) if passed is not None else []
+
+    def is_stale(self, run: Run) -> bool:
+        """Whether claims on the run changed since its worth was brought up to date, as it is while a node is scarce."""
+        return self._runs[run].stale
 
     def told(self, run: Run) -> list[Piece]:
         """What was said last of the claimed blocks of a run."""
@@ -105,7 +116,7 @@ class Stretches:
             if passed is None:
                 passed = self._runs[run] = _Passed()
             depth -= end
-            passed.start = depth
+            passed.start, passed.stale = depth, True
             passed.ends[branch] = end
         if after:
             self._paths[branch] = after
@@ -120,6 +131,7 @@ class Stretches:
         passed = self._runs.get(run)
         if passed is None:
             return []
+        passed.stale = False
         pieces = self._pieces(passed)
         changed = list(_changes(passed.pieces, pieces))
         passed.pieces = pieces
@@ -157,6 +169,7 @@ class Stretches:
             self._purge_at = 2 * len(self._runs) + PURGE_AT
 
     def check(self) -> None:
+        assert all(way == [Stretch(*at) for at in path((way[0].run, way[0].end))] for way in self._paths.values())
         expected = {(stretch.run, branch): stretch.end for branch, way in self._paths.items() for stretch in way}
         assert expected == {(run, b): end for run, passed in self._runs.items() for b, end in passed.ends.items()}
         assert self._steps.keys() == self._paths.keys()

@@ -22,7 +22,7 @@ from services.directory.core.rests import How, Rest, RestKind, Rests
 from services.directory.core.run import Holding, Run
 from services.directory.core.sleepers import Sleepers
 from services.directory.core.spans import Spans
-from services.directory.core.stretches import Piece, Stretches
+from services.directory.core.stretches import Piece, Stretch, Stretches
 from services.directory.core.worth import LARGEST, DepthCost, step_of
 
 REFIT_S = 60.0
@@ -45,7 +45,6 @@ class Values:
         self._due: list[tuple[float, int, Branch]] = []
         self._order = 0
         self._refit_at = 0.0
-        self._homes: dict[Branch, set[str]] = {}
         self._resting: dict[RestKind, int] = {}
 
     # what happens to branches
@@ -72,10 +71,23 @@ class Values:
             self.sleepers.answered(branch, finish, self.now)
             self._soon(branch, self.now)
 
-    def claimed(self, branch: Branch, new: Claim | None) -> None:
-        """The claims of a branch went to another context, or ended; a hook of References."""
-        before, after = self.stretches.moved(branch, None if new is None else new.tip)
+    def claimed(self, branch: Branch, old: Claim | None, new: Claim | None) -> None:
+        """The claims of a branch went from one context to another, or ended; a hook of References."""
         parent = self.sleepers.follow(branch, new is not None, self.now)
+        self._moved(branch, old, new)
+        if branch.state is BranchState.ENDED:
+            for rest in self.rests.ended(branch, self.now):
+                self._say_resting(rest)
+        if parent is not None:
+            self._soon(parent, self.now)
+
+    def attached(self, orphan: Run) -> None:
+        """A chain is known to its start: whoever claims its end claims all of it; a hook of the tree."""
+        for branch in self.stretches.passing(orphan):
+            self._moved(branch, branch.claim, branch.claim)
+
+    def _moved(self, branch: Branch, old: Claim | None, new: Claim | None) -> None:
+        before, after = self.stretches.moved(branch, None if new is None else new.tip)
         kept = {stretch.run: stretch.end for stretch in after}
         for run, end in kept.items():
             self.rests.claimed(run, end, self.now)
@@ -85,21 +97,18 @@ class Values:
                 end = max(end, self.stretches.claimed_to(stretch.run))
             if end < stretch.end:
                 self._let_go(branch, stretch.run, end, stretch.end, retired=new is None)
-        if branch.state is BranchState.ENDED:
-            for rest in self.rests.ended(branch, self.now):
-                self._say_resting(rest)
-        homes = {node for node in (new.prefill, new.decode) if node is not None} if new is not None else set[str]()
-        moved = (homes - self._homes.pop(branch, homes)) & self.scarce
-        if homes:
-            self._homes[branch] = homes
         if self.scarce:
             for run in {stretch.run: None for stretch in [*before, *after]}:
                 self._tell(run)
-        for stretch in after if moved else ():
-            for holding, held in [(h, s) for h, s in stretch.run.held.items() if h.node in moved]:
-                self.came(holding, stretch.run, held)
-        if parent is not None:
-            self._soon(parent, self.now)
+            self._tell_homes({stretch.run: stretch.end for stretch in before}, after, _homes(old), _homes(new))
+
+    def _tell_homes(self, was: dict[Run, int], after: list[Stretch], former: set[str], homes: set[str]) -> None:
+        """Say all of the copies that a branch claims now where it did not, whether their worth changed or not."""
+        for node in homes & self.scarce:
+            for run, end in after:
+                first = was.get(run, 0) if node in former else 0
+                for holding in self._hosts[node] if first < end else ():
+                    self.came(holding, run, sets.both(run.held.get(holding, []), [first, end]))
 
     def _let_go(self, branch: Branch, run: Run, first: int, last: int, *, retired: bool) -> None:
         """Nobody claims these blocks now."""
@@ -135,6 +144,8 @@ class Values:
     def came(self, holding: Holding, run: Run, new: Spans) -> None:
         """Blocks came to an L2 holding, or are to be spoken of again; a hook of Copies."""
         if holding.tier is Tier.L2 and holding.node in self.scarce and run in self.stretches:
+            if self.stretches.is_stale(run):
+                self._tell(run)
             self._say_claimed(holding, run, new, self.stretches.told(run))
 
     def tick(self, hellos: Iterable[NodeHello]) -> list[Iterator[None]]:
@@ -243,3 +254,8 @@ class Values:
         followed = {branch.key for branch in self.sleepers.branches()}
         assert followed == active, followed ^ active
         assert followed == {branch.key for branch in self.stretches.branches()}
+
+
+def _homes(claim: Claim | None) -> set[str]:
+    """The nodes that a claim lies on."""
+    return {node for node in (claim.prefill, claim.decode) if node is not None} if claim is not None else set()
