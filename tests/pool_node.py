@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from schemas.kv import BlockMedia
 from schemas.pool import (
     AllocateRequest,
     AttachRequest,
@@ -80,9 +81,12 @@ class PoolClient:
     async def write(self, digests: Sequence[bytes], parent: bytes = b"") -> int:
         """Store blocks whose bytes follow from their digests; how many were committed."""
         request = AllocateRequest(digests=b"".join(digests), parent=parent)
-        reply = await self.client.call(ALLOCATE, request)
+        return await self.fill(digests, (await self.client.call(ALLOCATE, request)).slots)
+
+    async def fill(self, digests: Sequence[bytes], slots: Sequence[tuple[int, int] | None]) -> int:
+        """Write blocks into the slots given for them; how many were committed."""
         written = []
-        for digest, slot in zip(digests, reply.slots, strict=True):
+        for digest, slot in zip(digests, slots, strict=True):
             if slot is not None:
                 fingerprint = self.arena.write(*slot, content(digest, self.settings.block_bytes))
                 assert fingerprint is not None
@@ -96,6 +100,7 @@ class PoolClient:
         sources: Sequence[tuple[str, int, int]] = (),
         deadline_s: float = 10.0,
         device_blocks: int = 0,
+        media: Sequence[BlockMedia] = (),
     ) -> FetchReply:
         """Fetch and pin a prefix."""
         request = FetchRequest(
@@ -104,6 +109,7 @@ class PoolClient:
             sources=[PoolSource(node=node, first=first, last=last) for node, first, last in sources],
             deadline_s=deadline_s,
             device_blocks=device_blocks,
+            media=list(media),
         )
         return await self.client.call(FETCH, request, timeout_s=deadline_s + 5.0)
 

@@ -1,8 +1,9 @@
 """The arena of a node's KV pool as its readers and writers map it: one plain file, one slot per block.
 
-    page 0: numbers, seqlock, identity | index: u32 per bucket | headers: 128 bytes per slot | data: page-aligned slots
+    page 0: numbers, seqlock, identity | index: u32 per bucket | headers: 128 bytes per slot | media: 64 bytes per slot
+    | data: page-aligned slots
 
-Only the pool writes page 0, index and headers. A writer fills the data of slots the pool gave it; whoever maps the
+Only the pool writes what comes before the data. A writer fills the data of slots the pool gave it; whoever maps the
 file may look up and copy blocks without asking the pool. Every answer is checked against the slot's own header, so a
 reader that races the pool sees a miss, never another block's bytes.
 """
@@ -15,7 +16,7 @@ import msgspec
 import numpy as np
 import xxhash
 
-MAGIC = b"EIARENA\x01"
+MAGIC = b"EIARENA\x02"
 PAGE = 4096
 NUMBERS = struct.Struct("<8sIIQQQQQQQQI")
 LIVE_OFFSET = 8
@@ -29,6 +30,8 @@ HEADER = np.dtype(
         "itemsize": 128,
     }
 )
+MEDIA_BYTES = 64
+"""The sha256 of one or two media that stand in the block of a slot; zeros for a block with none, or with more."""
 LIFE = struct.Struct("<QQI")
 LIFE_OFFSET = 80
 
@@ -79,7 +82,7 @@ class ArenaLayout(msgspec.Struct, frozen=True, kw_only=True):
         buckets = max(64, 1 << (4 * slots - 1).bit_length())
         slot_bytes = _up(identity.block_bytes, PAGE)
         headers_offset = PAGE + _up(4 * buckets, PAGE)
-        data_offset = headers_offset + _up(HEADER.itemsize * slots, PAGE)
+        data_offset = headers_offset + _up(HEADER.itemsize * slots, PAGE) + _up(MEDIA_BYTES * slots, PAGE)
         return cls(
             live=False,
             incarnation=incarnation,
@@ -114,6 +117,10 @@ class ArenaLayout(msgspec.Struct, frozen=True, kw_only=True):
         if found != planned or found.total_bytes != size:
             raise ArenaError(f"the arena describes {found} in {size} bytes, this version lays it out as {planned}")
         return found
+
+    @property
+    def media_offset(self) -> int:
+        return self.headers_offset + _up(HEADER.itemsize * self.slots, PAGE)
 
     def page(self) -> bytes:
         """Page 0 as `parse` reads it, with the seqlock at 0."""

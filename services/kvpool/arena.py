@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from schemas.kv import SHA256_BYTES
 from schemas.pool import DIGEST_BYTES
 from services.arena import ArenaIdentity, ArenaLayout, SlotState, fingerprint_of
-from services.arena.layout import HEADER, LIFE, LIFE_OFFSET, LIVE_OFFSET, PAGE, SEQUENCE_OFFSET
+from services.arena.layout import HEADER, LIFE, LIFE_OFFSET, LIVE_OFFSET, MEDIA_BYTES, PAGE, SEQUENCE_OFFSET
 from services.kvpool.arena_file import open_file
 from services.kvpool.core.blocks import AdoptedBlock, Effects
 
@@ -26,6 +27,7 @@ _STATE_OFFSET = LIFE_OFFSET + 16
 _FINGERPRINT_OFFSET = 64
 _LENGTH_OFFSET = LIFE_OFFSET + 8
 _NO_DIGEST = bytes(DIGEST_BYTES)
+_NO_MEDIA = bytes(MEDIA_BYTES)
 
 
 @dataclass(frozen=True)
@@ -77,15 +79,16 @@ class Arena:
         blocks = [self._adopted(int(slot), headers[slot]) for slot in slots]
         return Found(headers["generation"].tolist(), blocks, torn.tolist())
 
-    @staticmethod
-    def _adopted(slot: int, header: Any) -> AdoptedBlock:
-        parent = header["parent"].tobytes()
+    def _adopted(self, slot: int, header: Any) -> AdoptedBlock:
+        at, parent = self._media(slot), header["parent"].tobytes()
+        shown = [self._map[first : first + SHA256_BYTES] for first in range(at, at + MEDIA_BYTES, SHA256_BYTES)]
         return AdoptedBlock(
             slot=slot,
             digest=header["digest"].tobytes(),
             parent=b"" if parent == _NO_DIGEST else parent,
             length=int(header["length"]),
             fingerprint=header["fingerprint"].tobytes(),
+            media=b"".join(sha256 for sha256 in shown if any(sha256)),
         )
 
     def go_live(self, blocks: list[AdoptedBlock], effects: Effects) -> None:
@@ -123,12 +126,18 @@ class Arena:
                     self._commit(slot, length, fingerprint)
         else:
             self._begin(effects)
+        for slot, shown in effects.shown:
+            at = self._media(slot)
+            kept = shown if len(shown) <= MEDIA_BYTES else b""
+            self._map[at : at + MEDIA_BYTES] = kept.ljust(MEDIA_BYTES, b"\0")
 
     def _begin(self, effects: Effects) -> None:
         for slot, generation, digest, parent in effects.begun:
             at = self._header(slot)
             LIFE.pack_into(self._map, at + LIFE_OFFSET, generation, 0, SlotState.WRITING)
             self._map[at : at + 2 * DIGEST_BYTES] = digest + (parent or _NO_DIGEST)
+            media = self._media(slot)
+            self._map[media : media + MEDIA_BYTES] = _NO_MEDIA
 
     def _commit(self, slot: int, length: int, fingerprint: bytes) -> None:
         at = self._header(slot)
@@ -139,6 +148,9 @@ class Arena:
 
     def _header(self, slot: int) -> int:
         return self.layout.headers_offset + slot * HEADER.itemsize
+
+    def _media(self, slot: int) -> int:
+        return self.layout.media_offset + slot * MEDIA_BYTES
 
     def _set_state(self, slot: int, state: SlotState) -> None:
         _STATE.pack_into(self._map, self._header(slot) + _STATE_OFFSET, state)

@@ -46,7 +46,7 @@ class Fetcher:
         """Carry out one request; the leading run stays pinned under its id. One of the same id is cancelled."""
         self.cancel(request.id)
         if request.media:
-            self.store.core.note_media(request.digests, request.media)
+            self.store.note_media(request.digests, request.media)
         fetch = _Fetch(self, request, owner, ttl_s)
         self._running[request.id] = fetch
         try:

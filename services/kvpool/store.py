@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from schemas.kv import KvReference, LocationChange
+from schemas.kv import BlockMedia, KvReference, LocationChange
 from schemas.pool import AllocateReply, AllocateRequest, CommitReply, CommitRequest, LeaseReply, LeaseRequest, SlotInfo
 from services.arena import ArenaIdentity
 from services.clock import Clock
@@ -123,8 +123,11 @@ class Store:
 
     def device(self, changes: list[LocationChange]) -> None:
         """See `PoolCore.device`."""
-        self.core.device(changes)
-        self._changed()
+        self._perform(self.core.device(changes))
+
+    def note_media(self, digests: bytes, marks: list[BlockMedia]) -> None:
+        """See `PoolCore.note_media`."""
+        self.arena.perform(self.core.note_media(digests, marks))
 
     def engine_lost(self) -> None:
         """See `PoolCore.engine_lost`."""

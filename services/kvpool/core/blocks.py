@@ -16,13 +16,16 @@ from services.kvpool.core.locations import LocationLog
 
 @dataclass
 class Effects:
-    """What to do to the arena: slots no reader may see any more, then slots given out, then blocks now readable."""
+    """What to do to the arena: slots no reader may see any more, then slots given out, then blocks now readable, then
+    what is to be remembered of blocks in slots."""
 
     freed: list[int] = field(default_factory=list)
     begun: list[tuple[int, int, bytes, bytes]] = field(default_factory=list)
     """(slot, generation, digest, digest before)"""
     committed: list[tuple[int, int, bytes]] = field(default_factory=list)
     """(slot, length, fingerprint)"""
+    shown: list[tuple[int, bytes]] = field(default_factory=list)
+    """(slot, sha256 of each medium in its block)"""
 
 
 @dataclass
@@ -42,13 +45,15 @@ class Counters:
 
 @dataclass(frozen=True)
 class AdoptedBlock:
-    """A committed block found in the arena of a former life of the pool; `parent` b"" at the start of a context."""
+    """A committed block found in the arena of a former life of the pool; `parent` b"" at the start of a context,
+    `media` the sha256 of each medium in it."""
 
     slot: int
     digest: bytes
     parent: bytes
     length: int
     fingerprint: bytes
+    media: bytes = b""
 
 
 class Presence(Enum):
@@ -99,6 +104,11 @@ class BlockTable:
         """Where a readable block lies."""
         return self.index.info(slot, self.slots.generation[slot])
 
+    def newly_shown(self) -> Effects:
+        """Media that were spoken of since this was asked last, of blocks that are here or being written."""
+        news = [(self.index.slot_of.get(key), shown) for key, shown in self.log.take_noted().items()]
+        return Effects(shown=[(slot, shown) for slot, shown in news if slot is not None])
+
     def make_room(self, blocks: int, effects: Effects) -> None:
         """Evict until `blocks` slots are free or nothing more may go."""
         while self.slots.free_slots < blocks:
@@ -131,6 +141,8 @@ class BlockTable:
         self._place(slot, key, digest, parent, now_s, at)
         generation = self.slots.generation[slot]
         effects.begun.append((slot, generation, digest, parent))
+        if key in self.log.media:
+            effects.shown.append((slot, self.log.media[key]))
         return slot, generation
 
     def _place(self, slot: int, key: int, digest: bytes, parent: bytes, now_s: float, at: int) -> None:
@@ -194,6 +206,7 @@ class BlockTable:
         self.slots.restore(generations, (block.slot for block in unique.values()), torn, until_s)
         self.unverified = {block.slot for block in unique.values()}
         freed = [block.slot for block in blocks if block.slot not in self.unverified]
+        self.log.adopt_media((short_key(block.digest), block.media) for block in unique.values() if block.media)
         waiting = dict(unique)
         for block in unique.values():
             chain: list[AdoptedBlock] = []

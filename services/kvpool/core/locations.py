@@ -7,6 +7,7 @@ messages 1..seq of one incarnation to nothing knows exactly what the node holds 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
@@ -73,6 +74,7 @@ class LocationLog:
         self.l1: dict[int, int | None] = {}
         """Keys in device memory, each with the key of the block before it."""
         self.media: OrderedDict[int, bytes] = OrderedDict()
+        self._noted: dict[int, bytes] = {}
         self._pending: list[_Run] = []
         self._totals: dict[Tier, tuple[int, int]] = dict.fromkeys(Tier, (0, 0))
         self._said = dict(self._totals)
@@ -107,10 +109,21 @@ class LocationLog:
         """Blocks of a run with these keys hold media."""
         for mark in marks:
             if mark.block < len(keys):
-                self.media[keys[mark.block]] = mark.sha256
-                self.media.move_to_end(keys[mark.block])
+                key = keys[mark.block]
+                if self.media.get(key) != mark.sha256:
+                    self.media[key] = self._noted[key] = mark.sha256
+                self.media.move_to_end(key)
         while len(self.media) > MEDIA_KEPT:
             self.media.popitem(last=False)
+
+    def take_noted(self) -> dict[int, bytes]:
+        """What is said of media now and was not when this was taken last, by the key of the block."""
+        noted, self._noted = self._noted, {}
+        return noted
+
+    def adopt_media(self, found: Iterable[tuple[int, bytes]]) -> None:
+        """What a former life was told of the media in its blocks."""
+        self.media.update(islice(found, MEDIA_KEPT))
 
     def device(self, changes: Iterable[LocationChange]) -> None:
         """Apply what the engine says of device memory. RejectedMessage, and nothing applied, for the other tier."""

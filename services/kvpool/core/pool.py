@@ -239,13 +239,15 @@ class PoolCore:
                 self._order.mark(slots, bits)
             yield
 
-    def note_media(self, digests: bytes, marks: Iterable[BlockMedia]) -> None:
+    def note_media(self, digests: bytes, marks: Iterable[BlockMedia]) -> Effects:
         """Which of these blocks hold media, so that their locations say so."""
         self.log.note_media(keys_of_digests(digests), marks)
+        return self.blocks.newly_shown()
 
-    def device(self, changes: Iterable[LocationChange]) -> None:
+    def device(self, changes: Iterable[LocationChange]) -> Effects:
         """What the engine says of device memory; RejectedMessage for anything else."""
         self.log.device(changes)
+        return self.blocks.newly_shown()
 
     def engine_lost(self) -> None:
         """The engine is gone and its device memory with it."""
