@@ -141,7 +141,7 @@ def test_the_operators_word_stands_until_the_next_window() -> None:
 
 def test_what_a_switch_stranded_is_taken_back_within_half_a_minute() -> None:
     """Work becomes prefill-bound at the very moment prefill nodes were given away."""
-    cluster, core = world(6, work=PUTNAM, agents=180), planner()
+    cluster, core = world(6, work=PUTNAM, agents=180), planner(early_slices=0)
     cluster.hello(core)
     cluster.run(core, 122)
     assert len(cluster.orders) == 1

@@ -174,7 +174,7 @@ def test_the_split_chosen_for_pictures_is_the_best_of_all(
     now = Split(now.prefill, nodes - now.prefill)
     true = msgspec.structs.replace(GLM, c4=c4, prefill_windows=1, decode_windows=1)
     work = demand(t_uc, t_c, t_out, media)
-    known = Slice(0.0, SliceKind.KNOWN, work.requests, work.workload(), q, work)
+    known = Slice(0.0, SliceKind.KNOWN, work.requests, work.workload(), q, 2 * q, work)
     models = {node.name: msgspec.structs.replace(true, node=node.name) for node in fleet(1, nodes)}
     limits = {name: NodeLimits(8192, 256, 2_900_000) for name in models}
     slices = [replace(known, start=60.0 * at) for at in range(10)]

@@ -40,7 +40,7 @@ def beats(windows: Windows, start: float, end: float, decoding: int = 0) -> list
     done = []
     for second in range(int(start), int(end)):
         done += windows.advance(second)
-        windows.node_beat("n", decoding, second)
+        windows.node_beat("n", decoding, decoding, second)
         windows.router_beat("r0", second)
         windows.check()
     return done
@@ -86,11 +86,13 @@ def test_q_is_the_time_mean_over_all_nodes() -> None:
     windows = Windows(SETTINGS, 0.0)
     for second in range(61):
         windows.advance(second)
-        windows.node_beat("a", 4 if second < 30 else 0, second)
-        windows.node_beat("b", 1, second)
+        windows.node_beat("a", 4 if second < 30 else 0, 6, second)
+        windows.node_beat("b", 1, 1, second)
         windows.router_beat("r0", second)
     _, q = windows.recent(61.0)
     assert q == pytest.approx(3.0, abs=0.05)
+    (closed,) = windows.latest(1)
+    assert closed.in_flight == pytest.approx(7.0, abs=0.15)
 
 
 def test_a_silent_node_makes_its_slice_unknown_and_a_gone_one_only_that_slice() -> None:
@@ -98,10 +100,10 @@ def test_a_silent_node_makes_its_slice_unknown_and_a_gone_one_only_that_slice() 
     done = []
     for second in range(181):
         done += windows.advance(second)
-        windows.node_beat("a", 0, second)
+        windows.node_beat("a", 0, 0, second)
         windows.router_beat("r0", second)
         if second < 70:
-            windows.node_beat("b", 0, second)
+            windows.node_beat("b", 0, 0, second)
         if second == 73:
             windows.forget("b")
     (window,) = done
@@ -111,7 +113,7 @@ def test_a_silent_node_makes_its_slice_unknown_and_a_gone_one_only_that_slice() 
 def test_without_a_router_requests_are_unknown() -> None:
     windows = Windows(WindowSettings(slice_s=60, slices=1, max_gap_s=5), 0.0)
     for second in range(60):
-        windows.node_beat("a", 0, second)
+        windows.node_beat("a", 0, 0, second)
     ((one,),) = windows.advance(60.0)
     assert one.kind is SliceKind.UNKNOWN
 

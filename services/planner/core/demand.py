@@ -36,7 +36,6 @@ class Demand:
     t_out: int = 0
     decode_steps: int = 0
     accepted: int = 0
-    e2e_s: float = 0.0
     paused: int = 0
     pause_s: float = 0.0
     arrivals: Counter[int] = field(default_factory=Counter)
@@ -48,7 +47,6 @@ class Demand:
         self.moments += features[:, None] * features
         self.requests += 1
         self.t_out += record.output_tokens
-        self.e2e_s += max(0.0, record.t_end - record.t_arrive)
         self.arrivals[math.floor(record.t_arrive)] += 1
         if pause_s is not None:
             self.paused += 1
@@ -62,7 +60,6 @@ class Demand:
             self.t_out + other.t_out,
             self.decode_steps + other.decode_steps,
             self.accepted + other.accepted,
-            self.e2e_s + other.e2e_s,
             self.paused + other.paused,
             self.pause_s + other.pause_s,
             self.arrivals + other.arrivals,
@@ -82,10 +79,6 @@ class Demand:
         """Mean pause before a request."""
         return self.pause_s / self.paused if self.paused else 0.0
 
-    def agents(self, seconds: float) -> float:
-        """Branches under way on average: N = X*(E2E + Z), by Little's law."""
-        return (self.e2e_s + self.think_s * self.requests) / seconds
-
     def burstiness(self) -> float:
         """Variance over mean of the arrivals per second, 1 for a Poisson process and where too little is known."""
         if self.requests < 20 or len(self.arrivals) < 2:
@@ -98,7 +91,7 @@ class Demand:
     def check(self) -> None:
         assert min(self.requests, self.t_out, self.decode_steps, self.accepted, self.paused) >= 0
         assert self.paused <= self.requests == round(float(self.moments[0, 0]))
-        assert self.e2e_s >= 0.0 <= self.pause_s
+        assert self.pause_s >= 0.0
 
 
 class Pauses:

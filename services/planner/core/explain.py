@@ -38,7 +38,7 @@ class Numbers:
             Workload(t_uc=t_uc, t_c=t_c, attention_pairs=pairs, t_out=t_out, t_acc=t_acc, media=media),
             float(np.mean([one.q for one in known])),
             float(np.mean([demand.think_s for demand in demands])),
-            float(np.mean([demand.agents(slice_s) for demand in demands])),
+            float(np.mean([one.agents(slice_s) for one in known])),
         )
 
 

@@ -76,7 +76,9 @@ class Planner:
         self._advance(now)
         self.fleet.heard(beat, now)
         self.switches.restarted(beat.node, beat.engine_incarnation, now)
-        self.windows.node_beat(beat.node, beat.running_decode, now)
+        waiting = beat.waiting if beat.phase.serves(Phase.PREFILL) else 0  # on decode nodes: legs whose prefill goes on
+        in_flight = waiting + beat.running_prefill + beat.running_decode
+        self.windows.node_beat(beat.node, beat.running_decode, in_flight, now)
 
     def router_heard(self, router: str, now: float) -> None:
         """A router's heartbeat."""

@@ -50,7 +50,7 @@ class Works:
     @classmethod
     def of(cls, slices: Sequence[Slice], slice_s: float) -> "Works":
         """From slices that have a workload and a `q`."""
-        known = [(s.workload, s.q, s.demand) for s in slices if s.workload is not None and s.demand is not None]
+        known = [(s, s.workload, s.demand) for s in slices if s.workload is not None and s.demand is not None]
         columns = [
             (
                 w.t_uc,
@@ -59,13 +59,13 @@ class Works:
                 w.media,
                 w.t_out,
                 max(1e-9, w.t_acc),
-                q or 0.0,
+                part.q or 0.0,
                 demand.burstiness(),
-                demand.agents(slice_s),
+                part.agents(slice_s),
                 demand.think_s,
                 demand.requests / slice_s,
             )
-            for w, q, demand in known
+            for part, w, demand in known
         ]
         t_uc, t_c, pairs, media, t_out, t_acc, q, burst, agents, think, rate = np.array(columns, dtype=float).T
         moments = np.array([demand.moments / demand.requests for *_, demand in known])

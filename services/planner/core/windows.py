@@ -36,29 +36,42 @@ class WindowSettings:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """A closed slice. `workload` is the mean of its `requests`; `q` the mean number of requests in decode; `demand` has
-    the sums behind both, where they are known."""
+    """A closed slice. `workload` is the mean of its `requests`; `q` the mean number of requests in decode, `in_flight`
+    of those anywhere in the cluster; `demand` has the sums behind the workload. None where it is not known."""
 
     start: float
     kind: SliceKind
     requests: int
     workload: Workload | None
     q: float | None
+    in_flight: float | None = None
     demand: Demand | None = None
+
+    def agents(self, slice_s: float) -> float:
+        """Branches under way: those with a request in flight and, by Little's law, those that pause (X*Z).
+
+        A request that still waits counts: while a queue grows, those that have ended say too little.
+        """
+        assert self.demand is not None
+        assert self.in_flight is not None
+        return self.in_flight + self.demand.think_s * self.demand.requests / slice_s
 
 
 @dataclass(slots=True)
 class _Source:
-    """One reporter: when it was last heard, and within the open slice its longest silence and its decode gauge."""
+    """One reporter: when it was last heard, and within the open slice its longest silence and its gauges."""
 
     heard_at: float
     counted_to: float
     decoding: int = 0
+    in_flight: int = 0
     silence_s: float = 0.0
     decode_area: float = 0.0
+    flight_area: float = 0.0
 
     def count_to(self, now: float) -> None:
         self.decode_area += self.decoding * max(0.0, now - self.counted_to)
+        self.flight_area += self.in_flight * max(0.0, now - self.counted_to)
         self.silence_s = max(self.silence_s, now - self.heard_at)
         self.counted_to = max(now, self.counted_to)
 
@@ -86,13 +99,13 @@ class Windows:
         self._window: list[Slice] = []
         self._recent: deque[tuple[Slice, Demand]] = deque(maxlen=settings.slices)
 
-    def node_beat(self, node: str, decoding: int, now: float) -> None:
-        """A heartbeat of a node with the number of its running decode requests."""
-        self._beat(self._nodes, node, decoding, now)
+    def node_beat(self, node: str, decoding: int, in_flight: int, now: float) -> None:
+        """A heartbeat of a node: its running decode requests, and all that are there, each counted on one node."""
+        self._beat(self._nodes, node, decoding, in_flight, now)
 
     def router_beat(self, router: str, now: float) -> None:
         """A heartbeat of a router: requests that end there would be reported."""
-        self._beat(self._routers, router, 0, now)
+        self._beat(self._routers, router, 0, 0, now)
 
     def forget(self, name: str) -> None:
         """A node or router that left; the slice in which it was missed is unknown."""
@@ -152,11 +165,11 @@ class Windows:
                 seconds += self.settings.slice_s
         return sums.workload(), area / seconds if seconds > 0 else None
 
-    def _beat(self, sources: dict[str, _Source], name: str, decoding: int, now: float) -> None:
+    def _beat(self, sources: dict[str, _Source], name: str, decoding: int, in_flight: int, now: float) -> None:
         source = sources.setdefault(name, _Source(heard_at=now, counted_to=now))
         source.count_to(now)
         source.heard_at = now
-        source.decoding = decoding
+        source.decoding, source.in_flight = decoding, in_flight
 
     def _area(self, now: float) -> float:
         for source in self._nodes.values():
@@ -165,6 +178,7 @@ class Windows:
 
     def _close(self, end: float) -> Slice:
         area = self._area(end)
+        flights = sum(source.flight_area for source in self._nodes.values())
         for router in self._routers.values():
             router.count_to(end)
         kind = self._kind()
@@ -177,13 +191,14 @@ class Windows:
             requests=self._sums.requests,
             workload=workload,
             q=q,
+            in_flight=flights / self.settings.slice_s if usable else None,
             demand=self._sums if usable else None,
         )
         self._recent.append((closed, self._sums))
         self.start, self._sums, self._gone = end, Demand(), False
         self._switch_overlap, self._warm_up_overlap = self._switch_active, self._warm_up_active
         for source in (*self._nodes.values(), *self._routers.values()):
-            source.decode_area, source.silence_s = 0.0, 0.0
+            source.decode_area = source.flight_area = source.silence_s = 0.0
         return closed
 
     def _kind(self) -> SliceKind:
