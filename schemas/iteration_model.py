@@ -27,7 +27,7 @@ class IterationModel(msgspec.Struct, frozen=True, kw_only=True):
     `uncached_per_iteration` (nu) and `restored_share` (rho: restored over cached tokens) follow the workload; None
     while nothing was seen. `prefill_error`, `decode_error`: mean relative error of `prefill_windows`, `decode_windows`
     newest windows, predicted before they were fitted; None: too few. `borrowed`: phases whose coefficients come from
-    other nodes, because this one has not run them. `frozen`: warm-up is over.
+    other nodes, because this one has not run them, or not at such sizes. `frozen`: warm-up is over.
     """
 
     node: str

@@ -100,25 +100,24 @@ class SimulatedPlanner:
     def decode_iterated(
         self, node: str, count: int, requests: int, context_tokens: float, duration_s: float, now: float
     ) -> None:
-        """While a node's model is learned each iteration is told by itself, afterwards a row of equal ones as one."""
+        """In warm-up each iteration is told by itself, afterwards one of a row of equal ones."""
         known = self.models.get(node)
         learning = known is None or not known.frozen or Phase.DECODE in known.borrowed
-        times = count if learning else 1
         hardware = self._cluster.hardware
-        batch = requests if learning else requests * count
         self._seq += 1
         iteration = Iteration(
             t=now,
             seq=self._seq,
             phase=Phase.DECODE,
-            duration_s=duration_s / times,
-            requests=batch,
+            duration_s=duration_s / count,
+            requests=requests,
             context_tokens=int(context_tokens),
-            accepted_tokens=round(batch * hardware.accepted_tokens),
-            output_tokens=round(batch * hardware.accepted_tokens),
-            fed_tokens=round(batch * hardware.times.fed_tokens),
+            accepted_tokens=round(requests * hardware.accepted_tokens),
+            output_tokens=round(requests * hardware.accepted_tokens),
+            fed_tokens=round(requests * hardware.times.fed_tokens),
         )
-        self.core.iterations(IterationBatch(node=node, incarnation=1, iterations=[iteration] * times), now)
+        told = [iteration] * (count if learning else 1)
+        self.core.iterations(IterationBatch(node=node, incarnation=1, iterations=told), now)
 
     def answered(self, call: Call, lineage: str, ideal_tokens: int, now: float) -> None:
         """A finished request."""

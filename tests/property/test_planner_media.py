@@ -103,20 +103,17 @@ def test_pictures_that_come_later_are_learned_then_and_other_nodes_take_their_ti
     warm_up.run(75, {"a": 0, "b": 0})
     before = warm_up.model("b")
     assert (before.frozen, before.c4) == (True, 0.0)
-    warm_up.run(10, {"a": 2, "b": 0})
-    assert not warm_up.model("a").frozen
-    warm_up.run(80, {"a": 2, "b": 0})
+    warm_up.run(90, {"a": 2, "b": 0})
     a, b = warm_up.models.models(["a", "b"])
     assert a.c4 == b.c4 == pytest.approx(1.3, rel=0.05)
     assert msgspec.structs.replace(b, c4=0.0, uncached_per_iteration=None, prefill_error=None, decode_error=None) == (
         msgspec.structs.replace(before, uncached_per_iteration=None, prefill_error=None, decode_error=None)
     )
-    assert a.frozen
+    assert a.prefill_error is not None
+    assert a.prefill_error < 0.07
     again = LearnedModels(ModelSettings())
     again.adopt([a], 0.0)
     assert again.models(["a"])[0].c4 == a.c4
-    again.iterations(IterationBatch(node="a", incarnation=1, iterations=[seen(warm_up.draw, TRUE, 2)]), 1.0)
-    assert again.models(["a"])[0].frozen, "what media take is known"
 
 
 def demand(t_uc: int, t_c: int, t_out: int, media: int) -> Demand:

@@ -1,6 +1,6 @@
-"""The iteration-time models of all nodes, learned from their iterations until warm-up ends, then frozen.
+"""The iteration-time models of all nodes, learned from their iterations until warm-up ends, then frozen while good.
 
-Afterwards only what follows the workload is measured: nu (uncached tokens per prefill iteration) and rho (share of
+Afterwards what follows the workload is measured: nu (uncached tokens per prefill iteration) and rho (share of
 cached tokens restored from host memory).
 """
 
@@ -17,6 +17,8 @@ from services.planner.core.phase_fit import PhaseFit
 from services.planner.core.published import adopted, decode_half, prefill_half
 
 PHASES = (Phase.PREFILL, Phase.DECODE)
+_REACH = 1
+"""A fit holds for iterations up to this many octaves above the largest it has learned from."""
 _MEMORY = 0.97
 """What nu and rho keep of the past per prefill iteration or request: about the last 30."""
 
@@ -145,12 +147,11 @@ class LearnedModels:
         """End warm-up when all fits that can be judged are good and there is one of each phase. What a node has hardly
         run (in a split that stays, or at little work) it learns later, and borrows until then."""
         nodes = [self._nodes[name] for name in live if name in self._nodes]
-        judged = [fit for node in nodes for fit in node.fits.values() if fit.error is not None and not fit.frozen]
         if self.frozen_at is not None:
-            least, most = self._settings.warm_up_least_s / self._settings.row_s, self._settings.rows_kept
-            for fit in judged:
-                fit.frozen = len(fit.rows) >= (least if fit.good else most)
+            for fit in [fit for node in nodes for fit in node.fits.values()]:
+                fit.settle(self._settings.warm_up_least_s / self._settings.row_s)
             return
+        judged = [fit for node in nodes for fit in node.fits.values() if fit.error is not None and not fit.frozen]
         waited_s, good = self.warm_up_s(now), all(fit.good for fit in judged)
         late = waited_s >= self._settings.warm_up_limit_s
         if {fit.phase for fit in judged} != set(PHASES) or waited_s < self._settings.warm_up_least_s:
@@ -158,7 +159,7 @@ class LearnedModels:
         if good or late:
             self.frozen_at, self.late = now, not good
             for fit in judged:
-                fit.frozen = True
+                fit.freeze()
 
     def _model(self, name: str) -> IterationModel | None:
         node = self._nodes.get(name) or self._new(self._defaults)
@@ -173,18 +174,20 @@ class LearnedModels:
             uncached_per_iteration=node.shares.nu,
             restored_share=node.shares.rho,
             borrowed=[fit.phase.value for fit in (prefill, decode) if fit and node.fits[fit.phase] is not fit],
-            frozen=prefill is not None and prefill.frozen and decode is not None and decode.frozen,
+            frozen=prefill is not None and prefill.settled and decode is not None and decode.settled,
             **(self._prefill_half(prefill) if prefill else {}),
             **(decode_half(decode) if decode else {}),
         )
 
     def _fit(self, node: _NodeModel, phase: Phase) -> PhaseFit | None:
-        """The node's own fit of a phase once it can be judged, else the one made of the most rows elsewhere."""
+        """The node's own fit of a phase once it can be judged, unless others have learned from much larger iterations:
+        else the one among these, or among all, that is made of the most rows."""
         own = node.fits[phase]
-        if own.frozen or own.error is not None:
-            return own
-        fits = [other.fits[phase] for other in self._nodes.values()]
-        return max((fit for fit in fits if fit.coefficients is not None), key=lambda fit: fit.fitted_rows, default=None)
+        known = [fit for other in self._nodes.values() if (fit := other.fits[phase]).coefficients is not None]
+        if own.settled or own.error is not None:
+            known = [fit for fit in known if fit.settled and fit.largest > own.largest + _REACH]
+            return max(known, key=lambda fit: fit.fitted_rows, default=own)
+        return max(known, key=lambda fit: fit.fitted_rows, default=None)
 
     def _prefill_half(self, fit: PhaseFit) -> dict[str, Any]:
         """A fit that has seen no media takes their time from the one made of the most rows that has."""
