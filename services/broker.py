@@ -139,7 +139,10 @@ def find_server(environ: Mapping[str, str] = os.environ) -> str:
 
 
 class Broker:
-    """A nats-server process that dies with us. After `kill` or `stop`, `start` brings it back on the same port."""
+    """A nats-server process that dies with us. After `kill` or `stop`, `start` brings it back on the same port.
+
+    Its clients run beside it, so it takes half of the cores (unless GOMAXPROCS says otherwise): decision 0016.
+    """
 
     def __init__(self, directory: Path, config: BrokerConfig | None = None) -> None:
         self.directory, self.config = directory, config or BrokerConfig()
@@ -186,6 +189,7 @@ class Broker:
                 stderr=errors,
                 process_group=0,
                 preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),
+                env={"GOMAXPROCS": str(max(1, len(os.sched_getaffinity(0)) // 2))} | os.environ,
             )
         self._await_ports(log)
         return self.url

@@ -68,6 +68,23 @@ def test_it_comes_back_on_the_same_port(broker: Broker) -> None:
     assert not broker.running
 
 
+def test_it_leaves_half_of_the_cores_to_its_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for said, expected in ((None, str(max(1, len(os.sched_getaffinity(0)) // 2))), ("7", "7")):
+        if said is None:
+            monkeypatch.delenv("GOMAXPROCS", raising=False)
+        else:
+            monkeypatch.setenv("GOMAXPROCS", said)
+        broker = Broker(tmp_path)
+        broker.start()
+        try:
+            environ = Path(f"/proc/{broker.pid}/environ").read_bytes().split(b"\0")
+            assert [entry for entry in environ if entry.startswith(b"GOMAXPROCS=")] == [
+                f"GOMAXPROCS={expected}".encode()
+            ]
+        finally:
+            broker.kill()
+
+
 def test_a_broker_that_cannot_start_says_why(tmp_path: Path, broker: Broker) -> None:
     broker.start()
     second = Broker(tmp_path / "second", BrokerConfig(port=broker.port))
