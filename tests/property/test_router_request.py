@@ -325,6 +325,13 @@ class RouterAndEngines(RuleBasedStateMachine):
     def sound(self) -> None:
         self.core.check()
 
+    @invariant()
+    def nothing_is_overlooked(self) -> None:
+        """A request that is not looked at before a moment has nothing to do before it."""
+        for request in self.core.requests.values():
+            if request.look_at > self.now:
+                assert request.tick(self.now) == []
+
     def teardown(self) -> None:
         """The network heals and every node serves both phases: all must end, right and with nothing held."""
         for engine in self.engines.values():

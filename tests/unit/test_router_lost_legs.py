@@ -8,9 +8,9 @@ from schemas.serve import Finish, LegUpdate, ReplyBatch, RequestState, Sampling,
 from schemas.telemetry import KvUse, NodeTelemetry, TierUse
 from services.router.core.admission import Limits
 from services.router.core.context import Context, KeyScheme
-from services.router.core.effects import AskDirectory, CancelLeg, Effect, End, SendLeg
+from services.router.core.effects import AskAgain, AskDirectory, CancelLeg, Effect, EmitTokens, End, SendLeg
 from services.router.core.identity import Identity
-from services.router.core.leg import MISSED_S
+from services.router.core.leg import DECODE_SILENCE_S, MISSED_S
 from services.router.core.router import RouterCore
 from services.router.core.spec import Spec
 
@@ -94,3 +94,48 @@ def test_a_decode_leg_that_was_passed_over_by_its_hand_off_is_tried_again() -> N
     late = core.tick(1.1 + MISSED_S)
     assert (Phase.DECODE, decode.node, 1) in cancelled(late)
     assert [effect.attempt for effect in late if isinstance(effect, AskDirectory)] == [2]
+
+
+def decoding(core: RouterCore) -> str:
+    """The node that decodes: one token came from the prefill at 0, one from the decode leg at 1, a tick has looked."""
+    effects = submitted(core)
+    (prefill,), (decode,) = legs(effects, Phase.PREFILL), legs(effects, Phase.DECODE)
+    first = LegUpdate(id="r", attempt=1, phase=Phase.PREFILL, tokens=token_bytes([1]), finish=Finish.HANDED_OFF)
+    core.on_reply(ReplyBatch(node=prefill.node, incarnation=1, t=0.0, updates=[first]), 0.0)
+    state = LegUpdate(id="r", attempt=1, phase=Phase.DECODE, state=RequestState.DECODING)
+    core.on_reply(ReplyBatch(node=decode.node, incarnation=1, t=0.0, updates=[state]), 0.5)
+    assert grow(core, decode.node, 1, [2], 1.0) == [EmitTokens("r", [2])]
+    assert core.tick(1.1) == []
+    return decode.node
+
+
+def grow(core: RouterCore, node: str, seq: int, tokens: list[int], now: float) -> list[Effect]:
+    update = LegUpdate(id="r", attempt=1, phase=Phase.DECODE, seq=seq, tokens=token_bytes(tokens))
+    return core.on_reply(ReplyBatch(node=node, incarnation=1, t=0.0, updates=[update]), now)
+
+
+def test_a_growing_answer_that_falls_silent_is_asked_for() -> None:
+    core = router()
+    node = decoding(core)
+    assert grow(core, node, 2, [3], 2.0) == [EmitTokens("r", [3])]
+    assert core.tick(1.9 + DECODE_SILENCE_S) == []
+    assert core.tick(2.1 + DECODE_SILENCE_S) == [AskAgain("r", 1, Phase.DECODE, node, 3)]
+
+
+def test_what_is_missing_of_a_growing_answer_is_asked_for_until_it_comes() -> None:
+    core = router()
+    node = decoding(core)
+    missing = [AskAgain("r", 1, Phase.DECODE, node, 2)]
+    assert grow(core, node, 3, [4], 1.2) == missing
+    assert core.tick(2.0) == []
+    assert core.tick(2.3) == missing
+    assert grow(core, node, 2, [3, 4], 2.4) == [EmitTokens("r", [3, 4])]
+    assert core.tick(3.5) == []
+
+
+def test_tokens_said_twice_or_by_another_leg_do_not_make_an_answer_grow() -> None:
+    core = router()
+    node = decoding(core)
+    assert grow(core, node, 0, [1, 2], 1.2) == []
+    assert grow(core, node, 1, [2, 3], 1.3) == [EmitTokens("r", [3])]
+    assert grow(core, "another", 3, [9], 1.4) == []

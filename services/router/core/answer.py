@@ -1,7 +1,6 @@
 """The answer as it grows: every token index once and in order, whoever sends it and however often."""
 
 from array import array
-from collections.abc import Sequence
 
 from schemas.block_key import token_list
 
@@ -27,12 +26,11 @@ class Answer:
 
     def take(self, first: int, packed: bytes) -> list[int]:
         """Take the tokens [first, first + n) of the answer; returns those that are new. ValueError: no whole tokens."""
-        tokens: Sequence[int] = token_list(packed)
-        have = len(self.tokens)
+        fresh, have = token_list(packed), len(self.tokens)
         if first > have:
             self.gap = True
             return []
-        fresh = list(tokens[have - first :])
+        del fresh[: have - first]
         del fresh[max(0, (self.limit if self.total is None else self.total) - have) :]
         self.tokens.extend(fresh)
         if fresh:

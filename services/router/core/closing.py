@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def closing(request: "Request", outcome: Outcome, failure: Failure | None, now: float) -> list[Effect]:
     """Effects of the one end of `request`: claims follow an answer only; anything else gives back what was leased."""
     trimmed = request.finished is not None and request.finished.trimmed
-    end = End(record_of(request, outcome, now), failure, trimmed)
+    end = End(record_of(request, outcome, now), failure, trimmed, request.answer.tokens)
     branch, _ = request.branch
     if not outcome.answered or branch is None or request.places is None:
         return [ReleaseMatch(request.id), end]

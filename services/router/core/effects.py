@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+import msgspec
+
 from schemas.branch import BranchKind, Compaction
 from schemas.media import Medium
 from schemas.phase import Phase
@@ -114,9 +116,8 @@ class Placed:
     candidates: Sequence[Candidate]
 
 
-@dataclass(frozen=True, slots=True)
-class EmitTokens:
-    """New tokens for the client."""
+class EmitTokens(msgspec.Struct, frozen=True):
+    """New tokens for the client. A struct, because there is one for each token of each stream."""
 
     request: str
     tokens: list[int]
@@ -207,11 +208,12 @@ class Record:
 @dataclass(frozen=True, slots=True)
 class End:
     """The request is over, exactly once. `failure` is set unless it was answered; `trimmed`: the last token stopped
-    the answer and is not part of its text."""
+    the answer and is not part of its text. `tokens`: all of the answer."""
 
     record: Record
     failure: Failure | None = None
     trimmed: bool = False
+    tokens: Sequence[int] = ()
 
     @property
     def request(self) -> str:

@@ -42,7 +42,10 @@ NO_MATCH = MatchReply(blocks=0, blind=True)
 
 
 class Request:
-    """One request's state. `changed` is set whenever its bookings may differ; the owner clears it."""
+    """One request's state. `changed` is set whenever its bookings may differ; the owner clears it.
+
+    `look_at`: before that moment `tick` has nothing to do; the owner keeps it, by `growth.calm_until`.
+    """
 
     def __init__(self, spec: Spec, now: float) -> None:
         self.spec = spec
@@ -63,8 +66,9 @@ class Request:
         self.restored_tokens = 0
         self.times = Times(now)
         self.changed = False
-        self._wake_at: float | None = None
-        self._stuck_since: float | None = None
+        self.look_at = now
+        self.wake_at: float | None = None
+        self.stuck_since: float | None = None
         self._asked_at = now
 
     @property
@@ -83,12 +87,7 @@ class Request:
 
     def matched(self, attempt: int, match: MatchReply | None) -> list[Effect]:
         """The directory's answer to this attempt, None when it kept silent."""
-        if (
-            self.ended
-            or attempt != self.attempt
-            or self.state is not RequestState.RECEIVED
-            or self._wake_at is not None
-        ):
+        if self.ended or attempt != self.attempt or self.state is not RequestState.RECEIVED or self.wake_at is not None:
             return []
         self.match, self.state = match or NO_MATCH, RequestState.MATCHED
         if not self.base:
@@ -119,7 +118,7 @@ class Request:
 
     def unplaced(self, failure: Failure, now: float) -> list[Effect]:
         """No node takes it: a new request fails, one that was under way waits for a node."""
-        if self._stuck_since is None or now - self._stuck_since > PATIENCE_S:
+        if self.stuck_since is None or now - self.stuck_since > PATIENCE_S:
             return self._fail(failure, now)
         self.state = RequestState.RECEIVED
         self._pause(now)
@@ -157,7 +156,7 @@ class Request:
         if reply.accepted:
             leg.accepted = True
             if all(other.accepted for other in self.legs.values()):
-                self._stuck_since = None
+                self.stuck_since = None
             return []
         if reply.reason == "context":
             text = reply.text or f"{node} cannot hold {self.context.tokens} tokens"
@@ -221,8 +220,8 @@ class Request:
         """Time went by: go on after a pause, end without the prefill leg's last word, ask for silent legs."""
         if self.ended:
             return []
-        if self._wake_at is not None and now >= self._wake_at:
-            self._wake_at = None
+        if self.wake_at is not None and now >= self.wake_at:
+            self.wake_at = None
             return [AskDirectory(self.id, self.attempt, self.context)]
         if now - self.times.arrived > self.spec.timeout_s:
             text = f"no complete answer within {self.spec.timeout_s:g} s"
@@ -270,7 +269,7 @@ class Request:
     def _take(self, leg: Leg, update: LegUpdate, now: float) -> list[Effect]:
         fresh = self.answer.take(self.base + update.seq, update.tokens)
         if fresh:
-            self._stuck_since = None
+            self.stuck_since = None
             if self.times.first_token is None:
                 self.times.first_token = now
             return [EmitTokens(self.id, fresh)]
@@ -326,8 +325,8 @@ class Request:
         done = self._nothing_left(now)
         if done is not None:
             return self._end(done, now)
-        self._stuck_since = now if self._stuck_since is None else self._stuck_since
-        if self.failures >= MAX_FAILURES or now - self._stuck_since > PATIENCE_S:
+        self.stuck_since = now if self.stuck_since is None else self.stuck_since
+        if self.failures >= MAX_FAILURES or now - self.stuck_since > PATIENCE_S:
             text = f"{self.attempt} attempts failed, the last because {why}"
             return self._fail(unavailable(text, "attempts_exhausted"), now)
         effects = self._cancel_legs()
@@ -350,14 +349,14 @@ class Request:
     def _restart(self) -> None:
         self.attempt += 1
         self.legs, self.finished, self.changed = {}, None, True
-        self.state, self._wake_at = RequestState.RECEIVED, None
+        self.state, self.wake_at = RequestState.RECEIVED, None
         self.answer.reopen()
         if self.base != len(self.answer):
             self.base = len(self.answer)
             self.context = self.spec.context.extended(self.answer.tokens)
 
     def _pause(self, now: float) -> None:
-        self._wake_at = now + min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** (self.failures + self.moves))
+        self.wake_at = now + min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** (self.failures + self.moves))
 
     def _fail(self, failure: Failure, now: float) -> list[Effect]:
         return self._end(Outcome.REJECTED if self.places is None else Outcome.FAILED, now, failure)

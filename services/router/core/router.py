@@ -16,6 +16,7 @@ from schemas.telemetry import NodeTelemetry
 from services.router.core.admission import Limits, context_failure, no_node_failure, open_failure, ttft_failure
 from services.router.core.effects import AskDirectory, Effect, EmitTokens, End, Place, PlaceDecode, StoreContext
 from services.router.core.failure import Failure
+from services.router.core.growth import calm_until, grow, only_grows
 from services.router.core.load import Ledger
 from services.router.core.memory import BranchMemory
 from services.router.core.nodes import Nodes
@@ -116,10 +117,15 @@ class RouterCore:
         effects: list[Effect] = []
         for update in batch.updates:
             found = self.requests.get(update.id)
-            if found is not None:
-                if update.state is RequestState.READY:
-                    self._fetched(found, batch.node, update, now)
-                effects += self._run(found, found.updated(batch.node, update, now), now)
+            if found is None:
+                continue
+            if only_grows(found, batch.node, update):
+                if fresh := grow(found, update, now):
+                    effects.append(EmitTokens(update.id, fresh))
+                continue
+            if update.state is RequestState.READY:
+                self._fetched(found, batch.node, update, now)
+            effects += self._run(found, found.updated(batch.node, update, now), now)
         return effects
 
     def on_leg_unknown(self, request: str, phase: Phase, node: str, attempt: int, now: float) -> list[Effect]:
@@ -180,8 +186,9 @@ class RouterCore:
     def tick(self, now: float) -> list[Effect]:
         """To be called some ten times a second: silent nodes and legs, pauses that ended."""
         effects = self._lost(self.nodes.newly_lost(now), now)
-        for request in list(self.requests.values()):
+        for request in [request for request in self.requests.values() if request.look_at <= now]:
             effects += self._run(request, request.tick(now), now)
+            request.look_at = calm_until(request)
         return effects + self._ask_again(self.siblings.due(now))
 
     def check(self) -> None:
@@ -216,6 +223,7 @@ class RouterCore:
     def _run(self, request: Request, effects: list[Effect], now: float) -> list[Effect]:
         """Perform the effects that are the core's own, keep the ledger in step, pass on the rest."""
         out: list[Effect] = []
+        request.look_at = now
         pending = effects[::-1]
         while pending:
             effect = pending.pop()
