@@ -5,6 +5,8 @@ from typing import Any
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from services.http_direct import direct_extension
+
 HEAD_LIMIT_BYTES = 64 << 10
 """Request line and headers together, about: what harnesses send is below 8 KiB."""
 
@@ -43,7 +45,10 @@ class BoundedHeads(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_head = False
+        scope = self.scope
         super().on_headers_complete()
+        if self.cycle is not None and self.cycle.scope is scope:
+            scope["extensions"] = direct_extension(self.cycle)
 
     def send_400_response(self, msg: str) -> None:
         """431 where our own limit is what made the request invalid."""

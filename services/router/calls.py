@@ -1,6 +1,7 @@
 """One open request as its HTTP handler sees it: where it was placed, the tokens that came, how it ended."""
 
 import asyncio
+from collections.abc import Callable
 
 from services.router.core.effects import End, Placed
 
@@ -10,9 +11,12 @@ _MESSAGE_BYTES, _TOKEN_BYTES = 200, 8
 
 class Call:
     """Filled by the dispatcher, emptied by the handler. `backlog_bytes`: what a client has not taken yet, about.
-    `uses_tools`: a tool call was seen in the answer so far."""
 
-    __slots__ = ("_news", "_tokens", "backlog_bytes", "end", "id", "placed", "uses_tools")
+    `uses_tools`: a tool call was seen in the answer so far. `at_once`: set by the handler of a stream that is under
+    way; takes new tokens while the handler sleeps, and is False if they must wait for it.
+    """
+
+    __slots__ = ("_asleep", "_news", "_tokens", "at_once", "backlog_bytes", "end", "id", "placed", "uses_tools")
 
     def __init__(self, id: str) -> None:  # noqa: A002
         self.id = id
@@ -20,19 +24,22 @@ class Call:
         self.end: End | None = None
         self.uses_tools = False
         self.backlog_bytes = 0
+        self.at_once: Callable[[], bool] | None = None
         self._tokens: list[int] = []
         self._news = asyncio.Event()
+        self._asleep = False
 
     def push(self, tokens: list[int]) -> None:
         """New tokens of the answer."""
         self._tokens += tokens
         self.backlog_bytes += _MESSAGE_BYTES + _TOKEN_BYTES * len(tokens)
-        self._news.set()
+        if not (self._asleep and self.at_once is not None and self.at_once()):
+            self.nudge()
 
     def ended(self, end: End) -> None:
         """The request is over; nothing comes after this."""
         self.end = end
-        self._news.set()
+        self.nudge()
 
     @property
     def fresh(self) -> bool:
@@ -41,10 +48,12 @@ class Call:
 
     def nudge(self) -> None:
         """Wake the handler, whatever has come."""
+        self._asleep = False
         self._news.set()
 
     async def news(self) -> None:
         """Wait until something is fresh, or a nudge."""
+        self._asleep = not self._news.is_set()
         await self._news.wait()
         self._news.clear()
 

@@ -51,6 +51,7 @@ class Dispatcher:
         self._app, self._metrics, self._subjects = app, metrics, subjects
         self._legs = LegSender(app.bus, subjects, settings.name, settings.serve_timeout_s)
         self.recent = RecentRequests()
+        self._backlog_limit_bytes = settings.client_backlog_bytes
         self._calls: dict[str, Call] = {}
         self._idle = asyncio.Event()
         self._idle.set()
@@ -129,7 +130,7 @@ class Dispatcher:
         if call is None:
             return
         call.push(emit.tokens)
-        if call.backlog_bytes > self._app.settings.client_backlog_bytes:
+        if call.backlog_bytes > self._backlog_limit_bytes:
             self._metrics.client_cancelled("backlog")
             self.cancel(call)
 

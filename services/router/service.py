@@ -117,8 +117,10 @@ class RouterService:
     # -- from the bus ---------------------------------------------------------------------------------------------
 
     async def _on_reply(self, delivery: Delivery) -> None:
+        """What one engine has to say leaves for the clients before another's news are read."""
         if (batch := self._decoded(REPLY_BATCH.decode, delivery)) is not None:
             self.dispatcher.perform(self.core.on_reply(batch, self.dispatcher.now))
+            await asyncio.sleep(0)
 
     async def _on_prompt(self, delivery: Delivery) -> bytes:
         """A part of a prompt too large for one message, or of one of its media."""

@@ -1,14 +1,20 @@
-"""An answer on its way to the client: one write per message of the engine, or one JSON document at the end."""
+"""An answer on its way to the client: one write per message of the engine, or one JSON document at the end.
+
+The words of a stream that is under way are written where they come in, as long as the client takes them; its handler
+sleeps meanwhile. It is woken for all else: the beginning, the end, a client whose buffer is full, keep-alives.
+"""
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import msgspec
 from starlette.types import Message, Receive, Scope, Send
 
-from services.router.api.reader import Reader
+from services.http_direct import DirectWriter, direct_writer
+from services.router.api.reader import PlainReader, Reader
 from services.router.api.shape import Ending, Shape
 from services.router.api.vigil import Patience, Vigil
 from services.router.calls import Call
@@ -34,7 +40,8 @@ class CallControl(Protocol):
 
 @dataclass(slots=True)
 class Job:
-    """One call and how it is to be answered. `on_answer` gets a complete answer's tokens, `ids` are those so far."""
+    """One call and how it is to be answered. `on_answer` gets a complete answer's tokens; `read_tokens` counts those
+    read so far: what is kept of them is the core's."""
 
     call: Call
     shape: Shape
@@ -43,7 +50,11 @@ class Job:
     request_id: str
     return_token_ids: bool = False
     on_answer: Callable[[list[int]], None] = lambda tokens: None
-    ids: list[int] = field(default_factory=list)
+    read_tokens: int = 0
+
+    def ids(self, end: End) -> list[int]:
+        """The tokens of a complete answer."""
+        return list(end.tokens[: self.read_tokens])
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +74,11 @@ class AnswerResponse:
         self._job, self._control = job, control
         self._vigil = Vigil(patience, job.call.nudge)
         self._started = False
+        self._direct: DirectWriter | None = None
+        self._error: Exception | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._direct = direct_writer(scope)
         async with asyncio.TaskGroup() as tasks:
             watching = tasks.create_task(self._watch(receive))
             try:
@@ -73,6 +87,7 @@ class AnswerResponse:
             except TimeoutError:
                 self._control.cancel(self._job.call, "idle")
             finally:
+                self._job.call.at_once = None
                 self._control.cancel(self._job.call, "gone")
                 self._job.reader.close()
                 watching.cancel()
@@ -87,7 +102,7 @@ class AnswerResponse:
         """What has come since the last time. A complete answer ends its request, whatever the engine would add."""
         job, call = self._job, self._job.call
         tokens, end = call.take(), call.end
-        job.ids += tokens
+        job.read_tokens += len(tokens)
         if end is not None and end.failure is not None:
             return _News([], tokens, end, end.failure)
         try:
@@ -99,7 +114,7 @@ class AnswerResponse:
             self._control.stop(call)
             end = call.end
         if end is not None and end.record.outcome.answered:
-            job.on_answer(job.ids)
+            job.on_answer(job.ids(end))
         return _News(pieces, tokens, end)
 
     def _ending(self, end: End) -> Ending:
@@ -118,7 +133,7 @@ class AnswerResponse:
                 return
             pieces += news.pieces
             end = news.end
-        token_ids = job.ids if job.return_token_ids else None
+        token_ids = job.ids(end) if job.return_token_ids else None
         body = msgspec.json.encode(job.shape.whole(Gathered.of(pieces), self._ending(end), token_ids))
         await self._send(send, self._start(b"application/json", len(body)))
         await self._send(send, {"type": "http.response.body", "body": body})
@@ -129,6 +144,8 @@ class AnswerResponse:
         while end is None:
             await job.call.news()
             self._vigil.heard()
+            if self._error is not None:
+                raise self._error
             if not job.call.fresh:
                 await self._keep_alive(send)
                 continue
@@ -145,6 +162,26 @@ class AnswerResponse:
                 await self._open(send)
                 await self._send(send, {"type": "http.response.body", "body": data, "more_body": end is None})
 
+    def _at_once(self, direct: DirectWriter, reader: PlainReader) -> bool:
+        """Write the words that have just come, without the handler; False if they must wait for it."""
+        job = self._job
+        if not direct.ready:
+            return False
+        try:
+            tokens = job.call.take()
+            job.read_tokens += len(tokens)
+            pieces = reader.pieces(tokens, None)
+            ids = tokens if job.return_token_ids else None
+            if pieces or ids:
+                direct.write(job.shape.delta(pieces, ids))
+        except Exception as error:  # noqa: BLE001 - the handler raises it: what fails is this call alone
+            self._error = error
+            return False
+        self._vigil.heard()
+        if reader.stopped:
+            self._control.stop(job.call)
+        return True
+
     async def _keep_alive(self, send: Send) -> None:
         """A sign of life keeps the connection from looking dead, once the request has a place."""
         if self._job.call.placed is not None:
@@ -159,6 +196,8 @@ class AnswerResponse:
         await self._send(send, self._start(None, None))
         if opening := self._job.shape.opening(self._job.call.placed):
             await self._send(send, {"type": "http.response.body", "body": opening, "more_body": True})
+        if self._direct is not None and isinstance(self._job.reader, PlainReader):
+            self._job.call.at_once = partial(self._at_once, self._direct, self._job.reader)
 
     async def _break(self, send: Send, failure: Failure) -> None:
         """A failure: as a whole response while that is possible, else as the last event of the stream."""

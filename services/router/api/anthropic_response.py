@@ -8,7 +8,7 @@ import msgspec
 from starlette.responses import Response
 
 from services.router.api.errors import anthropic_error, error_response
-from services.router.api.shape import Ending, Head, event
+from services.router.api.shape import Ending, Head, TextFrame, event
 from services.router.core.effects import Placed, Record
 from services.router.core.failure import Failure
 from services.router.text.pieces import CallBegun, CallPart, Gathered, Piece, Text, Thought
@@ -33,6 +33,7 @@ class MessageShape:
         self._head, self._prompt_tokens = head, prompt_tokens
         self._blocks = 0
         self._open: tuple[str, int] | None = None
+        self._words: TextFrame | None = None
 
     def opening(self, placed: Placed | None) -> bytes:
         cached = min(placed.cached_tokens, self._prompt_tokens) if placed is not None else 0
@@ -40,6 +41,9 @@ class MessageShape:
         return _event("message_start", message=message) + _event("ping")
 
     def delta(self, pieces: Sequence[Piece], token_ids: list[int] | None) -> bytes:
+        """Events of a stream; more words of an open block, the most frequent kind, have a frame that is made once."""
+        if self._words is not None and len(pieces) == 1 and isinstance(pieces[0], Text):
+            return self._words.around(pieces[0].text)
         return b"".join(self._piece(piece) for piece in pieces)
 
     def closing(self, ending: Ending) -> bytes:
@@ -104,6 +108,8 @@ class MessageShape:
         if self._open != (kind, number):
             data = self._close() + _event("content_block_start", index=self._blocks, content_block=block)
             self._open = (kind, number)
+            if kind == "text":
+                self._words = TextFrame(self._delta({"type": "text_delta", "text": "\0"}))
         return data if delta is None else data + self._delta(delta)
 
     def _delta(self, delta: dict[str, Any]) -> bytes:
@@ -112,7 +118,7 @@ class MessageShape:
     def _close(self) -> bytes:
         if self._open is None:
             return b""
-        self._open = None
+        self._open = self._words = None
         self._blocks += 1
         return _event("content_block_stop", index=self._blocks - 1)
 

@@ -53,9 +53,13 @@ class PlainReader:
         self.stopped = self._text.stopped
         return text if end is None or self.stopped else text + self._text.flush()
 
-    async def read(self, tokens: list[int], end: End | None) -> list[Piece]:
+    def pieces(self, tokens: list[int], end: End | None) -> list[Piece]:
+        """What `read` returns, without a wait."""
         text = self.words(tokens, end)
         return [Text(text)] if text else []
+
+    async def read(self, tokens: list[int], end: End | None) -> list[Piece]:
+        return self.pieces(tokens, end)
 
     def close(self) -> None:
         """Nothing is held."""
