@@ -25,7 +25,7 @@ SOURCES = (
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One run. `split` None: the scenario's own. `agents` None: the scenario's own; so `per_minute` (first work)."""
+    """One run. None: the scenario's own; `agents` and `per_minute` are those of its first work."""
 
     scenario: str
     system: str
@@ -36,6 +36,7 @@ class Job:
     scored_s: float | None = None
     ramp_s: float | None = None
     per_minute: float | None = None
+    hardware: str | None = None
 
     def resolved(self) -> Scenario:
         """The scenario of this run."""
@@ -46,7 +47,7 @@ class Job:
         if self.per_minute is not None:
             first = msgspec.structs.replace(first, agents=0, per_minute=self.per_minute)
         changes: dict[str, Any] = {"work": [first, *known.work[1:]]}
-        for name in ("split", "warm_up_s", "scored_s", "ramp_s"):
+        for name in ("hardware", "split", "warm_up_s", "scored_s", "ramp_s"):
             if getattr(self, name) is not None:
                 changes[name] = getattr(self, name)
         return msgspec.structs.replace(known, **changes)

@@ -14,9 +14,11 @@ class Call:
     `keys`: full blocks of the prompt, `output_keys` those that end in the answer (prompt tail included), in order; both
     are dropped when the call is over.
     `ideal_blocks`: leading blocks whose KV had been produced when the request arrived, anywhere and ever. `cached_*`
-    are what was not computed: `restored` of it came from host memory, `fetched` of that from peers. Times in virtual
-    seconds, None where a step was not reached; those of prefill are of the last attempt. `pause_s`: since the end of
-    the branch's last answer, None for its first request.
+    are what was not computed: `restored` of it came from host memory, `fetched` of that from peers; `preloaded` of the
+    rest had been put on the device ahead of the request. Times in virtual seconds, None where a step was not reached;
+    those of prefill are of the last attempt. `fetch_s`, `restore_s`: how long the prefix took from peers and to the
+    device; `fetch_exposed_s`: how much of that the device had no prefill to compute. `pause_s`: since the end of the
+    branch's last answer, None for its first request.
     """
 
     id: str
@@ -48,7 +50,9 @@ class Call:
     cached_tokens: int = 0
     restored_tokens: int = 0
     fetched_tokens: int = 0
+    preloaded_tokens: int = 0
     fetch_s: float = 0.0
+    restore_s: float = 0.0
     fetch_exposed_s: float = 0.0
     notes: dict[str, object] = field(default_factory=dict)
 

@@ -1,8 +1,11 @@
 """What a simulated node is made of: model times and sizes, memory, links. Profiles by name, with their sources."""
 
+import math
 from dataclasses import dataclass, replace
 
 from services.engine.core.timing import MEGA, PRESETS, Coefficients, DecodeTerms, PrefillTerms
+
+FREE_LOADS = "/free-loads"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,10 @@ class Hardware:
     def without_speculation(self) -> "Hardware":
         """The same node when multi-token prediction is off: an iteration feeds and gives one token."""
         return replace(self, accepted_tokens=1.0, times=replace(self.times, fed_tokens=1.0))
+
+    def with_free_loads(self) -> "Hardware":
+        """The same node when loading to the device takes nothing: the most that any loading ahead can gain."""
+        return replace(self, name=self.name + FREE_LOADS, restore=math.inf, times=replace(self.times, c3=0.0))
 
     def transfer_s(self, tokens: int) -> float:
         """Device to device, without latency."""
@@ -121,10 +128,12 @@ PROFILES: dict[str, Hardware] = {
     ),
     "dynamo-mocker": _MOCKER,
 }
+PROFILES |= {free.name: free for free in [known.with_free_loads() for known in PROFILES.values()]}
 """`*/gb300`: coefficients of the timing presets (research: iteration times of NVIDIA's GB300 tables rescaled to the
 reference's request times), 1 TB of host memory a node, one 100 GB/s rail between nodes, C2C to the device. `*/h200`:
 PCIe 5 (64 GB/s) to the device, 50 GB/s between nodes, 8 devices of 141 GB a node; its iteration times are GB300's over
 0.45 (memory bandwidth 4.8 against 8 TB/s and less compute): an assumption, not measured. `glm-4.6-gqa`: 188,416 bytes
 of KV a token (GQA), 1 TB of host memory. `dynamo-mocker`: a worker of Dynamo's mocker as it comes (times, 16,384 blocks
 of 64 tokens, batches of 8,192 tokens, KV that reaches its decode worker at once), with four times as much host memory
-and GLM's KV bytes over PCIe 5; only for comparing the simulator with Dynamo's own (`bench.peer_dynamo`)."""
+and GLM's KV bytes over PCIe 5; only for comparing the simulator with Dynamo's own (`bench.peer_dynamo`).
+Each `/free-loads`: the same where loading to the device takes nothing."""

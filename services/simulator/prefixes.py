@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from schemas.serve import FetchSource
@@ -21,30 +22,36 @@ if TYPE_CHECKING:
 class Held:
     """What one prefill leg has: a pin in host memory, what peers are bringing, and its share of the device.
 
-    `brought`: ranges of blocks on their way; `plan`: sources to fetch from when its prefill starts.
+    `brought`: ranges of blocks on their way; `plan`: sources to fetch from when its prefill starts. `since`,
+    `restored_since`: when it began to come from peers, and to the device.
     """
 
-    __slots__ = ("brought", "device_blocks", "pin", "plan", "promised", "since")
+    __slots__ = ("brought", "device_blocks", "pin", "plan", "promised", "restored_since", "since")
 
     def __init__(self) -> None:
         self.pin: int | None = None
         self.brought: list[tuple[int, int]] = []
         self.plan: Sequence[FetchSource] = ()
-        self.since = 0.0
+        self.since = self.restored_since = 0.0
         self.device_blocks = 0
         self.promised = 0
 
 
 class Prefixes:
-    """`serves`, `fetches`: ports of host memory to peers; `restores`: from host memory to the device."""
+    """`serves`, `fetches`: ports of host memory to peers; `restores`: from host memory to the device.
+
+    `computed_at`: when the device last had a prefill to compute.
+    """
 
     def __init__(self, name: str, world: World, memory: NodeMemory, load: Load) -> None:
         hardware = world.hardware
         self.name, self.memory = name, memory
         self.serves, self.fetches = Port(hardware.host_link), Port(hardware.host_link)
         self.restores = Port(hardware.restore)
+        self.computed_at = 0.0
         self._world, self._load = world, load
         self._held: dict[str, Held] = {}
+        self._ahead: dict[str, tuple[int, int, float]] = {}
 
     def begin(self, call: Call) -> None:
         """A prefill leg has come."""
@@ -131,9 +138,37 @@ class Prefixes:
         call.cached_tokens = blocks * block
         call.restored_tokens = max(0, blocks - device) * block
         item = Prefilling(call, PrefillWork(call.prompt_tokens, call.cached_tokens, call.restored_tokens, call.media))
-        if self._load is Load.AT_START or not call.restored_tokens:
-            return item, now
-        return item, self.restores.send(call.restored_tokens * self._world.hardware.kv_bytes_per_token, now)
+        come = self._came_ahead(call, min(device, blocks), now)
+        if self._load is Load.WAITING and call.restored_tokens:
+            come = self.restores.send(call.restored_tokens * self._world.hardware.kv_bytes_per_token, now)
+        held.restored_since, call.restore_s = now, come - now
+        return item, come
+
+    def preload(self, branch: str, keys: array[int], running: Iterable[Call], now: float) -> int:
+        """Begin to bring what host memory here has of a branch's context to the device, ahead of its next request.
+
+        It takes the place of what was used least recently and by none of `running`; nothing happens where that is too
+        little. Returns its tokens.
+        """
+        memory, world = self.memory, self._world
+        device, blocks = memory.leading(keys, len(keys))
+        if blocks <= device or blocks - device > memory.room():
+            return 0
+        for call in running:
+            held = self._held[call.id]
+            if held.device_blocks:
+                memory.l1.touch(call.keys, held.device_blocks, now)
+        memory.write_device(keys, device, blocks, now)
+        blocks = memory.l1.reach(keys, 0, blocks)
+        tokens = max(0, blocks - device) * world.block_tokens
+        self._ahead[branch] = device, blocks, self.restores.send(tokens * world.hardware.kv_bytes_per_token, now)
+        return tokens
+
+    def _came_ahead(self, call: Call, device: int, now: float) -> float:
+        """When what was brought ahead for a call is there; it counts what of that its prompt finds on the device."""
+        first, last, come = self._ahead.pop(call.branch, (0, 0, now))
+        call.preloaded_tokens = max(0, min(device, last) - first) * self._world.block_tokens
+        return max(now, come) if call.preloaded_tokens else now
 
     def load_at_start(self, item: Prefilling, times: PrefillTime, now: float) -> float:
         """Seconds that the device waits for a prefix that is loaded when its prefill starts, 0 where it is there.
@@ -142,15 +177,23 @@ class Prefixes:
         so only what takes longer than that is.
         """
         if self._load is not Load.AT_START:
+            item.call.fetch_exposed_s = self._exposed_s(item.call, now)
             return 0.0
         call, work = item.call, item.work
         come = self._bring_at_start(item, now)
         size = call.restored_tokens * self._world.hardware.kv_bytes_per_token
         loaded = self.restores.send(size, come) if size else come
+        call.restore_s = loaded - come
         pairs = attention_pairs(work.left, work.done)
         computing = times.prefill_s(PrefillTerms(1, work.left, pairs, work.restored_tokens))
         call.fetch_exposed_s = (come - now) + max(0.0, loaded - come - computing)
         return call.fetch_exposed_s
+
+    def _exposed_s(self, call: Call, now: float) -> float:
+        """Seconds of loading in which the device had no prefill to compute, just before the one that starts now."""
+        held = self._held[call.id]
+        loads = ((held.since, call.fetch_s), (held.restored_since, call.restore_s))
+        return sum(max(0.0, min(since + took_s, now) - max(since, self.computed_at)) for since, took_s in loads)
 
     def _bring_at_start(self, item: Prefilling, now: float) -> float:
         """Fetch what the plan names from peers; the item's work shrinks by what has come."""

@@ -13,7 +13,10 @@ MICRO = 1e6
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One look: nodes per phase, prefills waiting, requests in decode."""
+    """One look: nodes per phase, prefills waiting, requests in decode.
+
+    Since the run began: `prefill_s` that nodes spent in prefill iterations, `preloaded_tokens` brought ahead.
+    """
 
     at: float
     split: str
@@ -21,6 +24,8 @@ class Sample:
     decode_nodes: int
     waiting: int
     decoding: int
+    prefill_s: float = 0.0
+    preloaded_tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -31,6 +36,8 @@ class Recorder(Watch):
     calls: list[Call] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
     events: list[dict[str, object]] = field(default_factory=list)
+    prefill_s: float = 0.0
+    preloaded_tokens: int = 0
 
     def follow(self, world: World) -> None:
         """Sample from now on."""
@@ -47,6 +54,8 @@ class Recorder(Watch):
                     phases.count(Phase.DECODE),
                     waiting,
                     sum(node.decoding for node in nodes),
+                    self.prefill_s,
+                    self.preloaded_tokens,
                 )
             )
             world.agenda.at(now + SAMPLE_S, look)
@@ -61,9 +70,13 @@ class Recorder(Watch):
     def prefill_iterated(
         self, node: str, terms: PrefillTerms, cached_tokens: int, duration_s: float, now: float
     ) -> None:
+        self.prefill_s += duration_s
         if self.slices:
             name = f"prefill {terms.requests}"
             self._slice(node, "prefill", name, now - duration_s, duration_s, {"uncached_tokens": terms.uncached_tokens})
+
+    def preloaded(self, tokens: int, now: float) -> None:
+        self.preloaded_tokens += tokens
 
     def decode_iterated(
         self, node: str, count: int, requests: int, context_tokens: float, duration_s: float, now: float

@@ -3,6 +3,7 @@
 import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
@@ -49,6 +50,8 @@ def figures(calls: Sequence[Call], block_tokens: int, seconds: float) -> Row:
     cached = sum(call.cached_tokens for call in calls)
     ideal = sum(call.ideal_blocks for call in calls) * block_tokens
     lost = sum(max(0, call.ideal_blocks * block_tokens - call.cached_tokens) for call in calls)
+    loads = [call.fetch_s + call.restore_s for call in calls]
+    exposed = [call.fetch_exposed_s for call in calls]
     most = max((mean(waited) for waited in by_node.values()), default=math.nan)
     return {
         "requests": len(calls),
@@ -67,7 +70,27 @@ def figures(calls: Sequence[Call], block_tokens: int, seconds: float) -> Row:
         "queue_wait_s": mean(waits),
         "most_loaded_over_average": most / mean(waits) if waits and mean(waits) > 0 else math.nan,
         "fetched_tokens_per_request": mean([float(call.fetched_tokens) for call in calls]),
-        "fetch_exposed_s": mean([call.fetch_exposed_s for call in calls]),
+        "restored_tokens_per_request": mean([float(call.restored_tokens) for call in calls]),
+        "preloaded_tokens_per_request": mean([float(call.preloaded_tokens) for call in calls]),
+        "load_s": mean(loads),
+        "fetch_exposed_s": mean(exposed),
+        "load_hidden_pct": 100 * (1 - sum(exposed) / sum(loads)) if sum(loads) else math.nan,
+    }
+
+
+def prefill_use(samples: Sequence[Sample], since: float, until: float) -> Row:
+    """Share of their time that prefill nodes compute no prefill, and tokens that were brought ahead, by samples.
+
+    Prefill on other nodes counts as theirs, so the share is exact for a fixed split.
+    """
+    seen = [sample for sample in samples if since <= sample.at < until]
+    if len(seen) < 2:
+        return {"prefill_idle_pct": math.nan, "brought_ahead_tokens": 0}
+    node_s = sum(sample.prefill_nodes * (after.at - sample.at) for sample, after in pairwise(seen))
+    busy_s = seen[-1].prefill_s - seen[0].prefill_s
+    return {
+        "prefill_idle_pct": 100 * (1 - busy_s / node_s) if node_s else math.nan,
+        "brought_ahead_tokens": seen[-1].preloaded_tokens - seen[0].preloaded_tokens,
     }
 
 
@@ -120,4 +143,15 @@ def over_time(calls: Sequence[Call], samples: Sequence[Sample], window_s: float 
     return rows
 
 
-__all__ = ["SAMPLE_S", "figures", "mean", "off_best_pct", "over_time", "percentile", "scored", "shares", "switching"]
+__all__ = [
+    "SAMPLE_S",
+    "figures",
+    "mean",
+    "off_best_pct",
+    "over_time",
+    "percentile",
+    "prefill_use",
+    "scored",
+    "shares",
+    "switching",
+]

@@ -16,7 +16,7 @@ from schemas.phase import Split
 from services.simulator.agents import Agents, Mix
 from services.simulator.hardware import PROFILES, Hardware
 from services.simulator.record import Recorder
-from services.simulator.report import figures, off_best_pct, over_time, scored, shares, switching
+from services.simulator.report import figures, off_best_pct, over_time, prefill_use, scored, shares, switching
 from services.simulator.systems.catalogue import SYSTEMS
 from services.simulator.trace import load_trace
 from services.simulator.world import World
@@ -143,6 +143,7 @@ def simulate(
         "agents": sum(work.agents for work in scenario.work),
         "system": system_id,
         **figures(scored(recorder.calls, since, until), world.block_tokens, scenario.scored_s),
+        **prefill_use(recorder.samples, since, until),
         **switching(world.switches),
         "off_best_pct": off_best_pct(split_shares, best),
         "sessions_per_h": sessions * 3600 / scenario.scored_s,

@@ -184,7 +184,20 @@ class Migrate:
     node: str
 
 
-Action = Place | Move | Withdraw | Migrate
+@dataclass(frozen=True, slots=True)
+class Preload:
+    """Bring what a node's host memory has of a branch's context to its device, ahead of the branch's next request.
+
+    It takes device memory that nothing running or promised needs; where there is too little, nothing happens. A request
+    that never comes leaves a cached copy, the next to go when its time has come.
+    """
+
+    branch: str
+    keys: "array[int]"
+    node: str
+
+
+Action = Place | Move | Withdraw | Migrate | Preload
 
 
 class System(Protocol):

@@ -20,6 +20,7 @@ from services.simulator.system import (
     Move,
     NodeView,
     Place,
+    Preload,
     System,
     Withdraw,
 )
@@ -57,6 +58,8 @@ class Watch:
     ) -> None: ...
 
     def switched(self, switch: Switch) -> None: ...
+
+    def preloaded(self, tokens: int, now: float) -> None: ...
 
 
 @dataclass(slots=True)
@@ -173,6 +176,10 @@ class World:
             elif isinstance(action, Migrate):
                 source = self.node(action.call.decode_node)
                 migrate(self.agenda, action.call, source, self._nodes[action.node], now)
+            elif isinstance(action, Preload):
+                node = self._nodes[action.node]
+                tokens = node.prefixes.preload(action.branch, action.keys, node.prefill_calls.values(), now)
+                self.watch.preloaded(tokens, now)
         self._move([action for action in actions if isinstance(action, Move)], now)
         self._plan_wake(now)
 
@@ -192,7 +199,7 @@ class World:
         assert call.prefill_node is None, f"{call.id} has a place already"
         call.attempt += 1
         call.prefill_node, call.decode_node, call.placed_at = place.prefill, place.decode, now
-        call.cached_tokens = call.restored_tokens = call.fetched_tokens = 0
+        call.cached_tokens = call.restored_tokens = call.fetched_tokens = call.preloaded_tokens = 0
         if call.predicted_ttft_s is None and place.predicted_ttft_s is not None:
             call.predicted_ttft_s = now - call.arrived_at + place.predicted_ttft_s
         taken = self._nodes[place.decode].take(place, DECODE, now)
@@ -252,6 +259,7 @@ class World:
     def prefill_iterated(
         self, node: Node, terms: PrefillTerms, cached_tokens: int, duration_s: float, now: float
     ) -> None:
+        node.prefixes.computed_at = now
         for listener in self._listeners:
             listener.prefill_iterated(node.name, terms, cached_tokens, duration_s, now)
 

@@ -63,3 +63,4 @@ class Ablated(Own):
 
 CUMULATIVE = tuple(PARTS[:count] for count in range(1, len(PARTS) + 1))
 ALONE = tuple((part,) for part in PARTS[1:])
+NO_FETCH = ("pool", "eviction", "routing")

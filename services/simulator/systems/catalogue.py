@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import partial
 
 from services.simulator.system import System
-from services.simulator.systems.ablated import ALONE, CUMULATIVE, Ablated, name_of
+from services.simulator.systems.ablated import ALONE, CUMULATIVE, NO_FETCH, Ablated, name_of
 from services.simulator.systems.arrow import Arrow
 from services.simulator.systems.dynamo_1_5_1 import Dynamo151
 from services.simulator.systems.dynamo_1_6_1 import Dynamo161, Dynamo161Device
@@ -41,7 +41,7 @@ SYSTEMS: dict[str, Callable[[], System]] = {
     "llumnix": Llumnix,
     "sglang-role-switch": SglangRoleSwitch,
     "pool-lru": PoolLru,
-    **{name_of(parts): partial(Ablated, parts) for parts in (*CUMULATIVE, *ALONE)},
+    **{name_of(parts): partial(Ablated, parts) for parts in (*CUMULATIVE, *ALONE, NO_FETCH)},
 }
 
 FIXED_SPLIT = frozenset(
