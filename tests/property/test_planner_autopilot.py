@@ -139,6 +139,19 @@ def test_the_operators_word_stands_until_the_next_window() -> None:
     assert cluster.split != "8P1D"
 
 
+@pytest.mark.parametrize(("drain_wait_s", "held"), [(30.0, False), (600.0, True)])
+def test_an_answer_that_goes_on_for_long_does_not_hold_the_planner(drain_wait_s: float, held: bool) -> None:
+    cluster, core = world(2, work=PUTNAM), planner(early_slices=0, drain_wait_s=drain_wait_s)
+    cluster.hello(core)
+    cluster.run(core, 60)
+    core.order_phase("n8", P, "never carried out", cluster.now)
+    cluster.work = CLAUDE_CODE
+    cluster.run(core, 310)
+    said = [decision.why for decision in decisions(cluster) if decision.kind == "window"]
+    assert all("a switch is under way" in why for why in said) == held
+    assert any(decision.verdicts for decision in decisions(cluster)) != held
+
+
 def test_what_a_switch_stranded_is_taken_back_within_half_a_minute() -> None:
     """Work becomes prefill-bound at the very moment prefill nodes were given away."""
     cluster, core = world(6, work=PUTNAM, agents=180), planner(early_slices=0)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from schemas.phase import Phase
@@ -15,7 +15,7 @@ from services.planner.core.fleet import Node
 from services.planner.core.moves import Move
 from services.planner.core.options import DecideSettings
 from services.planner.core.probation import Expected, Look, Probation
-from services.planner.core.significance import corrected_test, plain_test
+from services.planner.core.significance import corrected_test, every_slice_test, plain_test
 from services.planner.core.windows import Slice, SliceKind
 
 PHASES = st.sampled_from(list(Phase))
@@ -168,3 +168,11 @@ def test_a_look_counts_what_waits_for_prefill_and_what_decodes() -> None:
         node("c", Phase.BOTH, 1, 2),
     ]
     assert Look.at(nodes) == Look(waiting=4, decoding=6, prefill_nodes=2, decode_nodes=2)
+
+
+@given(st.lists(st.floats(-0.9, 5.0), min_size=4, max_size=4), st.floats(0.0, 0.9))
+def test_every_slice_must_gain(gains: list[float], effect: float) -> None:
+    (tested,) = every_slice_test(np.array([gains]), effect)
+    assume(abs(min(gains) - effect) > 1e-9)
+    assert tested.passes == (min(gains) > effect)
+    assert tested.mean == pytest.approx(np.mean(gains))

@@ -8,8 +8,6 @@ that is plainly wrong is left early.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import msgspec
-
 from schemas.kv import NodeHello
 from schemas.phase import Decision, Phase, Split
 from services.planner.core.candidates import Candidate
@@ -160,8 +158,7 @@ class Autopilot:
         if not due or self._hand_stands or self._busy(now):
             return []
         self._looked_at = latest[-1].start
-        stricter = msgspec.structs.replace(settings, min_effect=max(settings.min_effect, settings.early_effect))
-        choice = choose(self._situation(latest, nodes), stricter)
+        choice = choose(self._situation(latest, nodes), settings, early=True)
         if choice.chosen is None:
             return []
         return [self._switch("early", choice, choice.chosen, Numbers.of(latest, self.settings.window.slice_s), now)]
@@ -175,7 +172,7 @@ class Autopilot:
 
     def _busy(self, now: float) -> str:
         """Why no switch may begin now; "" if it may."""
-        if self._ordering.under_way:
+        if self._ordering.under_way(now):
             return "a switch is under way"
         cooldown_s = self.settings.decide.cooldown_s
         if self._quiet_from is not None and now - self._quiet_from < cooldown_s:

@@ -20,7 +20,7 @@ from services.planner.core.fleet import Node
 from services.planner.core.model_rows import Matrix
 from services.planner.core.options import DecideSettings
 from services.planner.core.probation import Expected
-from services.planner.core.significance import Tested, corrected_test, plain_test
+from services.planner.core.significance import Tested, corrected_test, every_slice_test, plain_test
 from services.planner.core.throughput import NodeLimits, NodeTimes, Works, theta
 from services.planner.core.windows import Slice, SliceKind
 
@@ -72,8 +72,8 @@ def usable(slices: Sequence[Slice]) -> list[Slice]:
     return [s for s in slices if s.kind is SliceKind.KNOWN and s.workload is not None and s.q]
 
 
-def choose(situation: Situation, settings: DecideSettings) -> Choice:
-    """The decision for one window."""
+def choose(situation: Situation, settings: DecideSettings, *, early: bool = False) -> Choice:
+    """The decision for one window; `early`: for the last slices of one that goes on."""
     nodes = situation.nodes
     slices = usable(situation.slices)
     now = _now(nodes)
@@ -89,7 +89,7 @@ def choose(situation: Situation, settings: DecideSettings) -> Choice:
     if not others:
         return Choice("hold: no other split can be made, the pinned nodes do not let it")
     table = _table(situation, slices, [now, *others], settings)
-    return _judged(table, situation, settings)
+    return _judged(table, situation, settings, early=early)
 
 
 def _now(nodes: Sequence[Node]) -> Candidate:
@@ -110,10 +110,12 @@ def _table(situation: Situation, slices: Sequence[Slice], listed: list[Candidate
     return _Table(listed, np.maximum(rate, _SMALLEST), outlook, collocated)
 
 
-def _judged(table: _Table, situation: Situation, settings: DecideSettings) -> Choice:
+def _judged(table: _Table, situation: Situation, settings: DecideSettings, *, early: bool) -> Choice:
     value = _value(table, settings)
     gains = np.exp(value[1:] - value[:1]) - 1.0
-    if settings.safe_switch:
+    if early:
+        tested = every_slice_test(gains, settings.early_effect)
+    elif settings.safe_switch:
         tested = corrected_test(gains, settings.stderrs, settings.family_error, settings.min_effect)
     else:
         tested = plain_test(gains, settings.stderrs)

@@ -50,8 +50,9 @@ class DecideSettings(msgspec.Struct, frozen=True, kw_only=True):
     off: mean > `stderrs` standard errors alone. On probation, `probation_s` long, a queue that is `probation_sigmas`
     deviations above what it was in `probation_ticks` ticks in a row undoes the switch; what was undone is not tried
     for `reverted_windows`.
-    `early_slices`: between windows the last so many slices (0: off) may order a split whose gain they show to be above
-    `early_effect`, by the same test.
+    `early_slices`: between windows the last so many slices (0: off) may order a split whose gain in each of them is
+    above `early_effect`. `drain_wait_s`: an answer that a switch leaves on its node for longer is load like any other,
+    and keeps neither slices nor the next switch waiting (from 600 on: it always does, until the switch is given up).
     """
 
     stderrs: Above = 2.0
@@ -73,6 +74,7 @@ class DecideSettings(msgspec.Struct, frozen=True, kw_only=True):
     reverted_windows: Count = 3
     early_slices: Annotated[int, Meta(ge=0)] = 4
     early_effect: Share = 0.2
+    drain_wait_s: Above = 120.0
 
 
 @dataclass(frozen=True, slots=True)

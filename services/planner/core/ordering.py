@@ -38,6 +38,7 @@ class Ordering:
     fleet: Fleet
     switches: SwitchBook
     windows: Windows
+    drain_wait_s: float
 
     def order(self, moves: Sequence[Move], decision_id: str, now: float) -> Order:
         """Carry out `moves` of live nodes."""
@@ -51,7 +52,7 @@ class Ordering:
             self.switches.begin(Switch(decision_id, now, parts))
         for command in commands:
             self.fleet.commanded(command.node, Pending(command.phase, command.epoch, decision_id))
-        self.mark_windows()
+        self.mark_windows(now)
         workload, q = self.windows.recent(now)
         return Order(decision_id, split_now, str(self.fleet.split()), commands, workload, q)
 
@@ -60,15 +61,18 @@ class Ordering:
         for command in order.commands:
             self.fleet.forget_command(command.node, order.decision_id)
             self.switches.fail(command.node, problem, now)
-        self.mark_windows()
+        self.mark_windows(now)
 
-    @property
-    def under_way(self) -> bool:
-        """Whether a switch has not ended."""
-        return any(switch.ended_at is None for switch in self.switches.open.values())
+    def under_way(self, now: float) -> bool:
+        """Whether a switch has not ended and is not older than `drain_wait_s`."""
+        return any(
+            switch.ended_at is None and now < switch.ordered_at + self.drain_wait_s
+            for switch in self.switches.open.values()
+        )
 
-    def mark_windows(self) -> None:
-        self.windows.switching(active=self.under_way)
+    def mark_windows(self, now: float) -> None:
+        """Tell the windows whether a switch is under way."""
+        self.windows.switching(active=self.under_way(now))
 
     def _incarnation(self, name: str) -> int:
         node = self.fleet.get(name)

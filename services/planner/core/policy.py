@@ -50,7 +50,7 @@ class Planner:
         self.switches = SwitchBook(settings.settle_s, settings.switch_timeout_s)
         self.windows = Windows(settings.window, now)
         self.models = LearnedModels(settings.model)
-        self._ordering = Ordering(self.fleet, self.switches, self.windows)
+        self._ordering = Ordering(self.fleet, self.switches, self.windows, settings.decide.drain_wait_s)
         self._autopilot = Autopilot(settings, self._ordering, self.models, run_id)
         self._block_size = settings.block_size
         self._routers: dict[str, float] = {}
@@ -107,7 +107,7 @@ class Planner:
     def phase_state(self, state: PhaseState, now: float) -> None:
         """A node's answer to a command."""
         self.switches.answered(state, now)
-        self._ordering.mark_windows()
+        self._ordering.mark_windows(now)
 
     def command_seen(self, command: PhaseCommand, now: float) -> None:
         """A command in the phase stream: our own come back, another planner's overtake ours, old ones set the epoch."""
@@ -115,7 +115,7 @@ class Planner:
         if self.fleet.commanded(command.node, pending):
             text = f"overtaken by decision {command.decision_id} of another planner"
             self.switches.supersede(command.node, command.epoch + 1, text, now)
-            self._ordering.mark_windows()
+            self._ordering.mark_windows(now)
 
     def decision_seen(self, decision: Decision, now: float) -> None:
         """The last stored decision, read at start: pins, mode and models outlive the process."""
@@ -161,8 +161,8 @@ class Planner:
             for part in switch.parts.values():
                 if part.problem:
                     self.fleet.forget_command(part.node, switch.decision_id)
-            self._autopilot.switch_ended(now)
-        self._ordering.mark_windows()
+            self._autopilot.switch_ended(min(now, switch.ordered_at + self.settings.decide.drain_wait_s))
+        self._ordering.mark_windows(now)
         names = [node.name for node in self.fleet.live()]
         learned = self.models.advance(now, names)
         windows, self._finished = self._finished, []
