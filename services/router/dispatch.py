@@ -52,7 +52,7 @@ class Dispatcher:
         self._legs = LegSender(app.bus, subjects, settings.name, settings.serve_timeout_s)
         self.recent = RecentRequests()
         self._backlog_limit_bytes = settings.client_backlog_bytes
-        self._calls: dict[str, Call] = {}
+        self.calls: dict[str, Call] = {}
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -64,7 +64,7 @@ class Dispatcher:
 
     def open(self, spec: Spec) -> Call:
         """Start an admitted request."""
-        call = self._calls[spec.id] = Call(spec.id)
+        call = self.calls[spec.id] = Call(spec.id)
         self._idle.clear()
         self.perform(self.core.submit(spec, self.now))
         return call
@@ -103,7 +103,7 @@ class Dispatcher:
             elif isinstance(effect, Placed):
                 self._placed(effect)
             elif isinstance(effect, StoreContext):
-                call = self._calls.get(effect.request)
+                call = self.calls.get(effect.request)
                 finish = "tool_calls" if call is not None and call.uses_tools else ""
                 self._store(context_event(effect, self._app.clock.wall(), finish))
             elif isinstance(effect, EndBranch):
@@ -113,7 +113,7 @@ class Dispatcher:
 
     def _placed(self, placed: Placed) -> None:
         """Headers for the client; and the directory learns where a long new prefix is being computed."""
-        call, request = self._calls.get(placed.request), self.core.requests.get(placed.request)
+        call, request = self.calls.get(placed.request), self.core.requests.get(placed.request)
         if call is not None:
             call.placed = placed
         if request is not None and request.context.tokens - placed.cached_tokens >= _SHARED_TOKENS:
@@ -126,7 +126,7 @@ class Dispatcher:
 
     def _push(self, emit: EmitTokens) -> None:
         """Tokens for a client; one that lets too much pile up is cancelled."""
-        call = self._calls.get(emit.request)
+        call = self.calls.get(emit.request)
         if call is None:
             return
         call.push(emit.tokens)
@@ -177,9 +177,9 @@ class Dispatcher:
 
     def _ended(self, end: End) -> None:
         self._metrics.ended(end.record)
-        self._calls.pop(end.request).ended(end)
+        self.calls.pop(end.request).ended(end)
         self._spawn(self._report(end))
-        if not self._calls:
+        if not self.calls:
             self._idle.set()
 
     async def _report(self, end: End) -> None:

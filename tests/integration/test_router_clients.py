@@ -1,14 +1,18 @@
 """Clients that wait, stall or stay away, and a broker that goes: what the router does for each."""
 
 import asyncio
+import socket
+from typing import Any
 
+import aiohttp
 import pytest
 
+from services import http_server
 from services.broker import Broker
 from tests.conftest import Connect as Connections
 from tests.engine_cluster import Gate, until
 from tests.integration.test_router_failures import body, right_answer, slowly
-from tests.router_stage import Connect, Stage, in_memory, stage
+from tests.router_stage import Connect, Stage, events_of, in_memory, stage
 
 PROMPT = list(range(65, 105))
 
@@ -34,6 +38,52 @@ async def test_long_prefill_is_kept_alive_by_comments(memory: Connect) -> None:
             gate.open()
             rest = (await response.read()).decode()
         assert rest.endswith("data: [DONE]\n\n")
+        await s.settled()
+
+
+def with_small_buffers(monkeypatch: pytest.MonkeyPatch) -> aiohttp.TCPConnector:
+    """Of the router's connections and of those the connector makes."""
+    listen = socket.create_server
+
+    def create_server(*arguments: Any, **more: Any) -> socket.socket:
+        found = listen(*arguments, **more)
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        return found
+
+    def connection(address: Any) -> socket.socket:
+        family, kind, protocol, *_ = address
+        found = socket.socket(family, kind, protocol)
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        return found
+
+    monkeypatch.setattr(http_server.socket, "create_server", create_server)
+    return aiohttp.TCPConnector(socket_factory=connection)
+
+
+async def test_a_client_that_reads_late_gets_every_token_in_order(
+    memory: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = await right_answer(1000)
+    connector = with_small_buffers(monkeypatch)
+    async with stage(memory, "n1") as s, aiohttp.ClientSession(connector=connector, read_bufsize=1024) as http:
+        async with http.post(s.url + "/v1/completions", json=body(1000)) as response:
+            calls = s.router.dispatcher.calls
+            await until(lambda: any(call.backlog_bytes > 20_000 for call in calls.values()), 20.0)
+            events = events_of(await response.text())
+        tokens = [t for event in events for choice in event["choices"] for t in choice.get("token_ids") or []]
+        assert tokens == expected
+        await s.settled()
+
+
+async def test_a_client_that_never_reads_is_cancelled(memory: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    connector = with_small_buffers(monkeypatch)
+    async with (
+        stage(memory, "n1", client_backlog_bytes=20_000) as s,
+        aiohttp.ClientSession(connector=connector, read_bufsize=1024) as http,
+        http.post(s.url + "/v1/completions", json=body(1000)),
+    ):
+        await until(lambda: not s.router.core.requests, 20.0)
+        assert await metric(s, 'ei_router_clients_cancelled_total{reason="backlog"} 1.0')
         await s.settled()
 
 
