@@ -7,9 +7,7 @@ import os
 import sys
 from typing import Any, ClassVar
 
-import msgspec
-
-from services.router.text.worker_frames import LENGTH
+from services.router.text.worker_frames import READ_BYTES, Frames, frame
 
 
 class WorkerFailed(RuntimeError):
@@ -18,7 +16,7 @@ class WorkerFailed(RuntimeError):
 
 class WorkerProcess:
     """One process for all questions; `module` is its program. It is started again when it has died; questions under way
-    in it fail."""
+    in it fail. What is asked in one turn of the event loop goes out in one write."""
 
     module: ClassVar[str]
 
@@ -27,6 +25,7 @@ class WorkerProcess:
         self._reading: asyncio.Task[None] | None = None
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._numbers = itertools.count(1)
+        self._unsent: list[bytes] = []
         self._starting = asyncio.Lock()
 
     @property
@@ -36,10 +35,11 @@ class WorkerProcess:
 
     async def ask(self, verb: str, key: str, payload: Any) -> Any:
         """One question. WorkerFailed."""
-        process = await self._running()
+        if not self.running:
+            await self._start()
         number = next(self._numbers)
         answer = self._waiting[number] = asyncio.get_running_loop().create_future()
-        self._send(process, [number, verb, key, payload])
+        self._send([number, verb, key, payload])
         try:
             return await answer
         finally:
@@ -47,8 +47,8 @@ class WorkerProcess:
 
     def tell(self, verb: str, key: str) -> None:
         """Without waiting for an answer."""
-        if self._process is not None and self._process.returncode is None:
-            self._send(self._process, [next(self._numbers), verb, key, None])
+        if self.running:
+            self._send([next(self._numbers), verb, key, None])
 
     async def stop(self) -> None:
         """End the process."""
@@ -60,15 +60,21 @@ class WorkerProcess:
         if self._reading is not None:
             await asyncio.wait([self._reading])
 
-    @staticmethod
-    def _send(process: asyncio.subprocess.Process, request: list[Any]) -> None:
-        assert process.stdin is not None
-        data = msgspec.msgpack.encode(request)
-        process.stdin.write(LENGTH.pack(len(data)) + data)
+    def _send(self, request: list[Any]) -> None:
+        if not self._unsent:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._unsent.append(frame(request))
 
-    async def _running(self) -> asyncio.subprocess.Process:
+    def _flush(self) -> None:
+        """To a process that has died meanwhile this is no harm: all questions to it fail."""
+        unsent, self._unsent = self._unsent, []
+        assert self._process is not None
+        assert self._process.stdin is not None
+        self._process.stdin.write(b"".join(unsent))
+
+    async def _start(self) -> None:
         async with self._starting:
-            if self._process is None or self._process.returncode is not None:
+            if not self.running:
                 pipe = asyncio.subprocess.PIPE
                 self._process = await asyncio.create_subprocess_exec(
                     sys.executable,
@@ -79,22 +85,24 @@ class WorkerProcess:
                     env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
                 )
                 self._reading = asyncio.create_task(self._read(self._process), name=f"answers of {self.module}")
-            return self._process
 
     async def _read(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
-        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
-            while True:
-                (length,) = LENGTH.unpack(await process.stdout.readexactly(LENGTH.size))
-                number, error, result = msgspec.msgpack.decode(await process.stdout.readexactly(length))
-                answer = self._waiting.get(number)
-                if answer is None or answer.done():
-                    continue
-                if error is None:
-                    answer.set_result(result)
-                else:
-                    answer.set_exception(WorkerFailed(error))
+        frames = Frames()
+        with contextlib.suppress(ConnectionError):
+            while data := await process.stdout.read(READ_BYTES):
+                for number, error, result in frames.feed(data):
+                    self._answered(number, error, result)
         code = await process.wait()
         for answer in self._waiting.values():
             if not answer.done():
                 answer.set_exception(WorkerFailed(f"the process {self.module} ended with code {code}"))
+
+    def _answered(self, number: int, error: str | None, result: Any) -> None:
+        answer = self._waiting.get(number)
+        if answer is None or answer.done():
+            return
+        if error is None:
+            answer.set_result(result)
+        else:
+            answer.set_exception(WorkerFailed(error))
