@@ -40,7 +40,10 @@ _SHARED_TOKENS = 512
 
 
 class Dispatcher:
-    """The only one to touch the core. Each event's effects are performed, in order, before the next event."""
+    """The only one to touch the core. Each event's effects are performed, in order, before the next event.
+
+    `calls`: those that are open, by request.
+    """
 
     def __init__(self, app: App[RouterSettings], core: RouterCore, metrics: RouterMetrics) -> None:
         settings = app.settings

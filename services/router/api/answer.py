@@ -81,16 +81,20 @@ class AnswerResponse:
         self._direct = direct_writer(scope)
         async with asyncio.TaskGroup() as tasks:
             watching = tasks.create_task(self._watch(receive))
-            try:
-                async with self._vigil:
-                    await (self._stream(send) if self._job.stream else self._whole(send))
-            except TimeoutError:
-                self._control.cancel(self._job.call, "idle")
-            finally:
-                self._job.call.at_once = None
-                self._control.cancel(self._job.call, "gone")
-                self._job.reader.close()
-                watching.cancel()
+            tasks.create_task(self._answer(send, watching))
+
+    async def _answer(self, send: Send, watching: "asyncio.Task[None]") -> None:
+        """In a task of its own: to wake up costs the more, the more coroutines wait for one another."""
+        try:
+            async with self._vigil:
+                await (self._stream(send) if self._job.stream else self._whole(send))
+        except TimeoutError:
+            self._control.cancel(self._job.call, "idle")
+        finally:
+            self._job.call.at_once = None
+            self._control.cancel(self._job.call, "gone")
+            self._job.reader.close()
+            watching.cancel()
 
     async def _watch(self, receive: Receive) -> None:
         """A client that disconnects ends its request."""
@@ -160,7 +164,7 @@ class AnswerResponse:
                 data += job.shape.closing(self._ending(end))
             if data:
                 await self._open(send)
-                await self._send(send, {"type": "http.response.body", "body": data, "more_body": end is None})
+                await self._part(send, data, more=end is None)
 
     def _at_once(self, direct: DirectWriter, reader: PlainReader) -> bool:
         """Write the words that have just come, without the handler; False if they must wait for it."""
@@ -198,6 +202,12 @@ class AnswerResponse:
             await self._send(send, {"type": "http.response.body", "body": opening, "more_body": True})
         if self._direct is not None and isinstance(self._job.reader, PlainReader):
             self._job.call.at_once = partial(self._at_once, self._direct, self._job.reader)
+
+    async def _part(self, send: Send, data: bytes, *, more: bool) -> None:
+        if more and self._direct is not None and self._direct.ready:
+            self._direct.write(data)
+        else:
+            await self._send(send, {"type": "http.response.body", "body": data, "more_body": more})
 
     async def _break(self, send: Send, failure: Failure) -> None:
         """A failure: as a whole response while that is possible, else as the last event of the stream."""
