@@ -1,8 +1,8 @@
 """Loading a prefix while its request waits: `python -m bench.fetch [--quick] [--short] [--json FILE]`.
 
-Against loading it when its prefill starts. Simulated: Claude Code, 126 agents, nine nodes at 4P5D. Three pairs; within
-a pair split, routing and pools are the same, and only the time of loading differs. The reference reported one such
-pair, without naming its pool. `--short`: half an hour a run; `--quick`: the same for the middle pair.
+Against loading it when its prefill starts. Simulated: Claude Code, nine nodes at 4P5D, 126 agents on GB300 and fewer on
+H200. Within a pair split, routing and pools are the same, and only the time of loading differs. The reference reported
+one such pair (GB300, 126), without naming its pool. `--short`: half an hour a run; `--quick`: that for the second pair.
 Traces: EI_TRACES names their folder.
 """
 
@@ -11,19 +11,33 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from bench.hardware import agents_on
 from bench.stationary import SHORT_TIMES, trimmed
 from bench.stationary_runs import CORES, Job, run_all
 from services.simulator.systems.ablated import NO_FETCH, name_of
 
 WORKLOAD, AGENTS, SPLIT = "claude-code", 126, "4P5D"
+OUR_ROUTING = (name_of(NO_FETCH), name_of(["pool", "fetch", "eviction", "routing"]))
+
+
+class Pair(NamedTuple):
+    """What both sides have, the side that loads at the start, and the one that loads while waiting."""
+
+    name: str
+    sides: tuple[str, str]
+    hardware: str = "glm-5.2/gb300"
+    agents: int = AGENTS
+
+
 PAIRS = (
-    ("host memory per node, gateway's routing", "static", name_of(["fetch"])),
-    ("one pool, gateway's routing", name_of(["pool"]), name_of(["pool", "fetch"])),
-    ("one pool, our eviction and routing", name_of(NO_FETCH), name_of(["pool", "fetch", "eviction", "routing"])),
+    Pair("host memory per node, gateway's routing", ("static", name_of(["fetch"]))),
+    Pair("one pool, gateway's routing", (name_of(["pool"]), name_of(["pool", "fetch"]))),
+    Pair("one pool, our eviction and routing", OUR_ROUTING),
+    Pair("the same on H200 (PCIe 5)", OUR_ROUTING, "glm-5.2/h200", agents_on("glm-5.2/h200")),
+    Pair("the same, KV of a GQA model", OUR_ROUTING, "glm-4.6-gqa/h200", agents_on("glm-4.6-gqa/h200")),
 )
-"""What both sides of a pair have, the side that loads at the start, and the one that loads while waiting."""
 FIGURES = (
     "fetched_tokens_per_request", "restored_tokens_per_request", "load_s", "fetch_exposed_s", "load_hidden_pct",
     "prefill_idle_pct",
@@ -69,14 +83,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     pairs = PAIRS[1:2] if options.quick else PAIRS
     times = SHORT_TIMES if options.quick or options.short else {}
-    jobs = [Job(WORKLOAD, system, AGENTS, 1, SPLIT, **times) for _, *sides in pairs for system in sides]
+    jobs = [
+        Job(WORKLOAD, system, pair.agents, 1, SPLIT, hardware=pair.hardware, **times)
+        for pair in pairs
+        for system in pair.sides
+    ]
     results = iter(run_all(jobs, options.workers))
     rows: list[dict[str, Any]] = []
     show("reported by the reference", *REPORTED)
-    for name, *_ in pairs:
+    for name, _, hardware, _ in pairs:
         start, waiting = (kept(next(results)) for _ in range(2))
         show(name, start, waiting)
-        rows.append({"pair": name, "at_start": start, "waiting": waiting, "difference": difference(start, waiting)})
+        change = difference(start, waiting)
+        rows.append({"pair": name, "hardware": hardware, "at_start": start, "waiting": waiting, "difference": change})
     line = {
         "bench": "fetch",
         "quick": options.quick,

@@ -4,6 +4,7 @@ Simulated keys are consecutive numbers; the directory is told them multiplied by
 keys for digests: evenly spread.
 """
 
+import math
 from array import array
 
 import numpy as np
@@ -14,6 +15,7 @@ from schemas.kv import ChangeType, KvLocation, LocationChange, SnapshotPart, Tie
 from schemas.phase import Phase
 from services.directory.core.directory import Directory, DirectoryConfig
 from services.directory.core.effects import Effect, NeedSnapshot, ReferencesChanged, ValuesChanged
+from services.directory.core.waits import EDGES_S, bin_of
 from services.simulator.call import Call
 from services.simulator.system import Cluster
 from services.simulator.telemetry import command_of, hello_of
@@ -62,6 +64,24 @@ class SimulatedDirectory:
         reply = self._matches[call.id] = self.core.match(query, now)
         self._work(now)
         return reply
+
+    def placement(self, keys: "array[int]") -> MatchReply:
+        """Where a context lies, without a request."""
+        nodes, pieces = self.core.placement(_spread(keys))
+        return MatchReply(blocks=pieces[-1].last if pieces else 0, nodes=nodes, pieces=pieces)
+
+    def likely_back_at(self, branch: str, now: float) -> float:
+        """When an absent branch is likeliest to come back, from now on; never if nothing is known of it.
+
+        That is the age at which keeping its blocks for a while pays most (`Waits.rates`): returns are densest there.
+        """
+        known = self.core.branches.get(("", branch))
+        sleeper = None if known is None else self.core.values.sleepers.get(known)
+        if sleeper is None or sleeper.requests:
+            return math.inf
+        rates = self.core.values.sleepers.waits.rates(sleeper.kind)
+        likeliest = max(range(bin_of(now - sleeper.since), len(rates)), key=rates.__getitem__)
+        return max(now, sleeper.since + EDGES_S[likeliest])
 
     def placed(self, call: Call, node: str, now: float) -> None:
         """Others with the same prefix may wait for it there."""

@@ -32,4 +32,4 @@ def test_loading_while_waiting_is_held_against_its_own_base() -> None:
 
 
 def test_each_side_of_a_pair_is_a_known_system() -> None:
-    assert {system for _, *sides in PAIRS for system in sides} <= set(KNOWN)
+    assert {system for pair in PAIRS for system in pair.sides} <= set(KNOWN)

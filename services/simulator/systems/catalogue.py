@@ -13,6 +13,7 @@ from services.simulator.systems.llumnix import Llumnix
 from services.simulator.systems.mooncake import Mooncake
 from services.simulator.systems.own import Own
 from services.simulator.systems.pool_lru import PoolLru
+from services.simulator.systems.reload import Reload
 from services.simulator.systems.sglang_role_switch import SglangRoleSwitch
 from services.simulator.systems.smg_cache_aware import SmgCacheAware
 from services.simulator.systems.smg_least_load import SmgLeastLoad
@@ -24,9 +25,11 @@ from services.simulator.systems.variants import ours_for_ttft, reference, static
 SYSTEMS: dict[str, Callable[[], System]] = {
     "ours": Own,
     "ours-ttft-15": partial(ours_for_ttft, 15.0),
+    "ours-reload": Reload,
     "reference": reference,
     "static": Static,
     "static-own": static_own,
+    "static-own-reload": partial(Reload, planner=False),
     "dynamo-1.5.1": Dynamo151,
     "sticky": Sticky,
     "smg-cache-aware": SmgCacheAware,
@@ -48,6 +51,7 @@ FIXED_SPLIT = frozenset(
     {
         "static",
         "static-own",
+        "static-own-reload",
         "sticky",
         "smg-cache-aware",
         "smg-least-load",
