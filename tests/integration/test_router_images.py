@@ -4,6 +4,7 @@ import asyncio
 import base64
 import hashlib
 import shutil
+import time
 from collections.abc import AsyncIterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -108,12 +109,15 @@ async def test_requests_and_iterations_say_how_many_images_were_looked_at(seeing
     subjects, bus = Subjects(), await seeing.connect()
     ended: list[RequestTelemetry] = []
     ran: list[Iteration] = []
+    begun = time.time()
 
     async def on_request(delivery: Delivery) -> None:
-        ended.append(REQUEST_TELEMETRY.decode(delivery.data))
+        request = REQUEST_TELEMETRY.decode(delivery.data)
+        if request.t_arrive >= begun:
+            ended.append(request)
 
     async def on_iterations(delivery: Delivery) -> None:
-        ran.extend(ITERATION_BATCH.decode(delivery.data).iterations)
+        ran.extend(one for one in ITERATION_BATCH.decode(delivery.data).iterations if one.t >= begun)
 
     await bus.subscribe(subjects.telemetry_request("*"), on_request)
     await bus.subscribe(subjects.telemetry_iteration("*"), on_iterations)
