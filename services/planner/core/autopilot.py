@@ -47,7 +47,7 @@ class Autopilot:
         self._number = 0
         self._quiet_from: float | None = None
         self._looked_at: float | None = None
-        self._hand_stands = False
+        self._window_first = True
         self._avoided: dict[str, int] = {}
 
     def hello(self, hello: NodeHello) -> None:
@@ -63,7 +63,7 @@ class Autopilot:
 
     def ordered_by_hand(self) -> None:
         """The operator has chosen phases."""
-        self.by_hand, self._hand_stands, self._initial_due = True, True, False
+        self.by_hand, self._window_first, self._initial_due = True, True, False
         self.probation.end()
 
     def resume(self, decision: Decision, now: float) -> None:
@@ -135,7 +135,6 @@ class Autopilot:
 
     def _window(self, window: Sequence[Slice], now: float) -> Decided:
         nodes = self._ordering.fleet.live()
-        self._hand_stands = False
         self._avoided = {split: left - 1 for split, left in self._avoided.items() if left > 1}
         numbers = Numbers.of(window, self.settings.window.slice_s)
         busy = self._busy(now)
@@ -143,6 +142,7 @@ class Autopilot:
             busy = "the iteration times are still being learned"
         if busy:
             return self._say("window", f"hold: {busy}", numbers=numbers)
+        self._window_first = False
         choice = choose(self._situation(window, nodes), self.settings.decide)
         if choice.chosen is None:
             return self._say("window", choice.why, choice=choice, numbers=numbers)
@@ -152,10 +152,13 @@ class Autopilot:
         return self._switch("window", choice, choice.chosen, numbers, now)
 
     def _early(self, latest: Sequence[Slice], nodes: Sequence[Node], now: float) -> list[Decided]:
-        """A split that is plainly wrong is left as soon as a few slices show it; otherwise nothing is said."""
+        """A split that is plainly wrong is left as soon as a few slices show it; otherwise nothing is said.
+
+        Not before a first window: a cluster that has just begun computes prompts that nobody will bring again.
+        """
         settings = self.settings.decide
         due = bool(latest) and latest[-1].start != self._looked_at and len(usable(latest)) == settings.early_slices
-        if not due or self._hand_stands or self._busy(now):
+        if not due or self._window_first or self._busy(now):
             return []
         self._looked_at = latest[-1].start
         choice = choose(self._situation(latest, nodes), settings, early=True)
