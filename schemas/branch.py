@@ -7,13 +7,20 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from schemas.codec import Decoder, Message, RejectedMessage, UnixTime
+from schemas.codec import LARGEST_SMALL_COUNT, Count, Decoder, Message, RejectedMessage, SmallCount, UnixTime
 from schemas.kv import checked_key, keys_of
 from schemas.subjects import tenant_mark
 
 BranchId = Annotated[str, Meta(min_length=1, max_length=256)]
-Count = Annotated[int, Meta(ge=0)]
 DEFAULT_TENANT = ""
+LARGEST_VERSION = LARGEST_SMALL_COUNT
+LARGEST_LIFE = LARGEST_SMALL_COUNT
+
+
+def next_version(version: int) -> int:
+    """The version of a context that replaces one of `version`. LARGEST_VERSION has none above it and stays: a later
+    context of the branch is told from the earlier by what it contains alone, as where nobody numbers versions."""
+    return min(version + 1, LARGEST_VERSION)
 
 
 class BranchEventType(StrEnum):
@@ -70,20 +77,20 @@ class BranchEvent(Message, frozen=True, kw_only=True):
     type: BranchEventType
     tenant: str = DEFAULT_TENANT
     parent: BranchId | None = None
-    version: Count | None = None
+    version: SmallCount | None = None
     source: str = ""
     cascade: bool = True
     request: str | None = None
     tip: int | None = None
-    blocks: Count | None = None
-    base_blocks: Count = 0
+    blocks: SmallCount | None = None
+    base_blocks: SmallCount = 0
     base: int | None = None
     keys: bytes = b""
-    prompt_blocks: Count | None = None
+    prompt_blocks: SmallCount | None = None
     kind: BranchKind | None = None
     lineage: str = ""
     finish: str = ""
-    life: Count | None = None
+    life: SmallCount | None = None
     prefill_node: str | None = None
     decode_node: str | None = None
     inferred: bool = False
@@ -103,11 +110,11 @@ class BranchInfo(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     parent: str | None
     kind: BranchKind
-    version: int
+    version: SmallCount
     state: BranchState
     inferred: bool
-    tokens: int
-    blocks: int
+    tokens: Count
+    blocks: SmallCount
     last_seen: float
     confidence: float = 1.0
 

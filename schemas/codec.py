@@ -15,6 +15,22 @@ UnixTime = Annotated[float, Meta(ge=-1e11, le=1e11)]
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 """A duration: finite and not negative."""
 
+LARGEST_SMALL_COUNT = 2**31 - 1
+LARGEST_COUNT = 2**53 - 1
+LARGEST_INT = 2**63 - 1
+
+SmallCount = Annotated[int, Meta(ge=0, le=LARGEST_SMALL_COUNT)]
+"""How many, where anybody may say it: one more of it, or so many blocks in tokens, is still a `Count`."""
+
+Count = Annotated[int, Meta(ge=0, le=LARGEST_COUNT)]
+"""How many, or a place in an order: every reader of JSON keeps it exactly, and the sum of a thousand fits 64 bits."""
+
+Positive = Annotated[int, Meta(ge=1, le=LARGEST_COUNT)]
+"""A `Count` that is not 0."""
+
+Incarnation = Annotated[int, Meta(ge=0, le=LARGEST_INT)]
+"""Which life of a process: nanoseconds since 1970 at its start, higher for every later one."""
+
 
 class RejectedMessage(ValueError):
     """Bytes that are not the message they should be; `reason` is `version`, `schema`, `bytes` or `tenant`."""

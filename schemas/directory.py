@@ -1,16 +1,12 @@
 """Questions to the directory and its answers."""
 
 from enum import StrEnum
-from typing import Annotated
 
 import msgspec
-from msgspec import Meta
 
 from schemas.branch import BranchId, BranchInfo, BranchKind, Compaction
-from schemas.codec import Decoder, Message
+from schemas.codec import Count, Decoder, Incarnation, Message, Positive, SmallCount
 from schemas.kv import KEY_BYTES, BlockMedia, keys_of
-
-Count = Annotated[int, Meta(ge=0)]
 
 
 class MatchQuery(Message, frozen=True, kw_only=True):
@@ -28,7 +24,7 @@ class MatchQuery(Message, frozen=True, kw_only=True):
     prompt_tokens: Count = 0
     branch: BranchId | None = None
     tenant: str = ""
-    version: Count | None = None
+    version: SmallCount | None = None
     parent: BranchId | None = None
     kind: BranchKind | None = None
     release: bool = False
@@ -100,11 +96,11 @@ class MatchReply(Message, frozen=True, kw_only=True):
     pending_request: str | None = None
     referenced_share: dict[str, float] = {}
     branch: str | None = None
-    version: Count | None = None
+    version: SmallCount | None = None
     parent: str | None = None
     inferred: bool = False
     lineage: str = ""
-    life: Count = 0
+    life: SmallCount = 0
     last_prefill_node: str | None = None
     last_decode_node: str | None = None
     blind: bool = False
@@ -118,7 +114,7 @@ class BranchQuery(Message, frozen=True, kw_only=True):
 
     branch: str | None = None
     tenant: str = ""
-    limit: Annotated[int, Meta(ge=1)] = 1000
+    limit: Positive = 1000
 
 
 class BranchReply(Message, frozen=True, kw_only=True):
@@ -139,7 +135,7 @@ class StatsReply(Message, frozen=True, kw_only=True):
     branches, one per block and phase.
     """
 
-    incarnation: int
+    incarnation: Incarnation
     blocks: Count
     copies: Count
     claims: Count
@@ -149,7 +145,7 @@ class StatsReply(Message, frozen=True, kw_only=True):
     resyncs: Count
     duplicates: Count
     blind: bool
-    nodes: dict[str, int]
+    nodes: dict[str, Count]
 
 
 MATCH_QUERY = Decoder(MatchQuery)

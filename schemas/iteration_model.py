@@ -11,9 +11,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from schemas.codec import Decoder, Message, Seconds, UnixTime
+from schemas.codec import Count, Decoder, Message, Seconds, UnixTime
 
-Count = Annotated[int, Meta(ge=0)]
 Coefficient = Annotated[float, Meta(ge=0, le=1e9)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 MEGA = 1e6

@@ -8,13 +8,15 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Meta
 
-from schemas.codec import Decoder, Message
+from schemas.codec import Count, Decoder, Incarnation, Message, Positive
 
 KEY_BYTES = 8
 SHA256_BYTES = 32
 NEUTRAL = 128
 """What a copy is worth of which nobody said more."""
-Count = Annotated[int, Meta(ge=0)]
+MOST_BLOCK_TOKENS = 1 << 20
+BlockSize = Annotated[int, Meta(ge=1, le=MOST_BLOCK_TOKENS)]
+"""Tokens a block."""
 
 
 class Tier(StrEnum):
@@ -97,7 +99,7 @@ class KvLocation(Message, frozen=True, kw_only=True):
     """
 
     node: str
-    incarnation: int
+    incarnation: Incarnation
     seq: Count
     changes: list[LocationChange]
     l1: TierTotal | None = None
@@ -115,11 +117,11 @@ class SnapshotPart(Message, frozen=True, kw_only=True):
     """One part of a node's holdings as of `seq`; `next_cursor` None ends it. Parts of one snapshot share its id."""
 
     node: str
-    incarnation: int
+    incarnation: Incarnation
     seq: Count
     snapshot: str
     changes: list[LocationChange]
-    next_cursor: int | None = None
+    next_cursor: Count | None = None
 
 
 class ReferenceChange(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,7 +157,7 @@ class KvReference(Message, frozen=True, kw_only=True):
     """
 
     node: str
-    incarnation: int
+    incarnation: Incarnation
     seq: Count
     full: bool = False
     changes: list[ReferenceChange]
@@ -176,12 +178,12 @@ class NodeHello(Message, frozen=True, kw_only=True):
     """
 
     node: str
-    incarnation: int
-    engine_incarnation: int
+    incarnation: Incarnation
+    engine_incarnation: Incarnation
     model: str
-    block_size: Annotated[int, Meta(ge=1)]
+    block_size: BlockSize
     key_version: str
-    ranks: Annotated[int, Meta(ge=1)]
+    ranks: Positive
     engine: str
     dtype: str
     capacities: Capacities

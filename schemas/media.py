@@ -14,9 +14,9 @@ import msgspec
 from msgspec import Meta
 
 from schemas.block_key import PAIRS, PLAIN
+from schemas.codec import Count, Positive
 from schemas.kv import SHA256_BYTES, BlockMedia
 
-Count = Annotated[int, Meta(ge=0)]
 HASH_BYTES = 8
 """So much of a sha256 is the hash by which SGLang knows a medium."""
 _TAG = b"sglang-mm-wide-pad-v1"
@@ -30,7 +30,7 @@ class Medium(msgspec.Struct, frozen=True, array_like=True):
     """
 
     first: Count
-    tokens: Annotated[int, Meta(ge=1)]
+    tokens: Positive
     sha256: Annotated[bytes, Meta(min_length=SHA256_BYTES, max_length=SHA256_BYTES)]
     size: Count
     placeholder: Count

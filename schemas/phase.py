@@ -2,15 +2,12 @@
 
 import re
 from enum import StrEnum
-from typing import Annotated
 
 import msgspec
-from msgspec import Meta
 
-from schemas.codec import Decoder, Message, Seconds, UnixTime
+from schemas.codec import Count, Decoder, Message, Seconds, UnixTime
 from schemas.iteration_model import IterationModel
 
-Count = Annotated[int, Meta(ge=0)]
 _SPLIT = re.compile(r"(\d{1,6})P(\d{1,6})D\Z")
 
 

@@ -9,11 +9,11 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from schemas.codec import Decoder, Message, Seconds
-from schemas.kv import BlockMedia, LocationChange
+from schemas.codec import LARGEST_INT, Count, Decoder, Incarnation, Message, Seconds
+from schemas.kv import BlockMedia, BlockSize, LocationChange
 
 DIGEST_BYTES = 32
-Count = Annotated[int, Meta(ge=0)]
+Address = Annotated[int, Meta(ge=0, le=LARGEST_INT)]
 
 
 def digests_of(packed: bytes) -> list[bytes]:
@@ -53,11 +53,11 @@ class LeaseReply(Message, frozen=True, kw_only=True):
     `layout` says what the bytes mean: a reader whose own differs must not use them."""
 
     slots: list[SlotInfo]
-    incarnation: int
+    incarnation: Incarnation
     host: str = ""
     arena: str = ""
     session: str = ""
-    base_address: int = 0
+    base_address: Address = 0
     slot_bytes: Count = 0
     layout: str = ""
     error: str = ""
@@ -137,7 +137,7 @@ class AllocateRequest(Message, frozen=True, kw_only=True):
 class AllocateReply(Message, frozen=True, kw_only=True):
     """Per block a (slot, generation) to write, or None: the block is here already or there is no room (`refused`)."""
 
-    slots: list[tuple[int, int] | None]
+    slots: list[tuple[Count, Count] | None]
     refused: Count = 0
 
 
@@ -145,8 +145,8 @@ class CommitRequest(Message, frozen=True, kw_only=True):
     """These slots are written: (slot, generation, length, fingerprint). Slots left out of an allocation are given
     back with `abandon`."""
 
-    slots: list[tuple[int, int, int, bytes]]
-    abandon: list[tuple[int, int]] = []
+    slots: list[tuple[Count, Count, Count, bytes]]
+    abandon: list[tuple[Count, Count]] = []
 
 
 class CommitReply(Message, frozen=True, kw_only=True):
@@ -164,15 +164,15 @@ class AttachRequest(Message, frozen=True, kw_only=True):
 
     role: str
     model: str
-    block_size: int
-    block_bytes: int
+    block_size: BlockSize
+    block_bytes: Count
     key_version: str
 
 
 class AttachReply(Message, frozen=True, kw_only=True):
     ok: bool
     error: str = ""
-    incarnation: int = 0
+    incarnation: Incarnation = 0
     arena: str = ""
     slots: Count = 0
     slot_bytes: Count = 0
@@ -181,7 +181,7 @@ class AttachReply(Message, frozen=True, kw_only=True):
 class PoolStatus(Message, frozen=True, kw_only=True):
     """What the heartbeat of the node needs from its pool."""
 
-    incarnation: int
+    incarnation: Incarnation
     used_blocks: Count
     total_blocks: Count
     referenced_blocks: Count

@@ -6,11 +6,13 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from schemas.codec import Decoder, Message, UnixTime
+from schemas.codec import LARGEST_INT, Count, Decoder, Incarnation, Message, Positive, SmallCount, UnixTime
 from schemas.media import Medium
 from schemas.phase import Phase
 
-Count = Annotated[int, Meta(ge=0)]
+Room = Annotated[int, Meta(ge=0, le=LARGEST_INT)]
+Token = Annotated[int, Meta(ge=0, le=2**32 - 1)]
+Seed = Annotated[int, Meta(ge=-(2**63), le=LARGEST_INT)]
 RequestId = Annotated[str, Meta(min_length=1, max_length=128)]
 TOKEN_BYTES = 4
 
@@ -45,16 +47,16 @@ class Finish(StrEnum):
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How to choose tokens; `stop_token_ids` end the answer and are part of it."""
 
-    max_new_tokens: Annotated[int, Meta(ge=1)]
+    max_new_tokens: Positive
     temperature: Annotated[float, Meta(ge=0)] = 1.0
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
-    top_k: int | None = None
+    top_k: Positive | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     repetition_penalty: Annotated[float, Meta(gt=0)] = 1.0
-    seed: int | None = None
-    stop_token_ids: list[int] = []
+    seed: Seed | None = None
+    stop_token_ids: list[Token] = []
     ignore_eos: bool = False
     min_new_tokens: Count = 0
 
@@ -78,18 +80,18 @@ class ServeRequest(Message, frozen=True, kw_only=True):
     """
 
     id: RequestId
-    attempt: Annotated[int, Meta(ge=1)]
+    attempt: Positive
     phase: Phase
     router: str
     peer: str
-    room: int
-    prompt_tokens: Annotated[int, Meta(ge=1)]
+    room: Room
+    prompt_tokens: Positive
     sampling: Sampling
     tokens: bytes = b""
     deadline_s: Annotated[float, Meta(gt=0, le=1e9)] = 3600.0
     fetch: list[FetchSource] = []
     branch: str | None = None
-    version: Count | None = None
+    version: SmallCount | None = None
     cache_salt: str | None = None
     extra_key: str | None = None
     cached_tokens: Count = 0
@@ -121,7 +123,7 @@ class LegUpdate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     id: str
-    attempt: int
+    attempt: Positive
     phase: Phase
     state: RequestState | None = None
     seq: Count = 0
@@ -130,7 +132,7 @@ class LegUpdate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     reason: str = ""
     cached_tokens: Count | None = None
     restored_tokens: Count | None = None
-    stop_token: int | None = None
+    stop_token: Token | None = None
 
     def __post_init__(self) -> None:
         if len(self.tokens) % TOKEN_BYTES:
@@ -141,7 +143,7 @@ class ReplyBatch(Message, frozen=True, kw_only=True):
     """`reply`: everything one engine has for one router after one iteration."""
 
     node: str
-    incarnation: int
+    incarnation: Incarnation
     t: UnixTime
     updates: list[LegUpdate]
 
@@ -154,7 +156,7 @@ class ResendRequest(Message, frozen=True, kw_only=True):
     """
 
     id: str
-    attempt: int
+    attempt: Positive
     phase: Phase
     seq: Count
 
@@ -163,7 +165,7 @@ class CancelRequest(Message, frozen=True, kw_only=True):
     """`cancel`: end every leg of this attempt on the node; `phase` None means both."""
 
     id: str
-    attempt: int
+    attempt: Positive
     phase: Phase | None = None
 
 
@@ -188,11 +190,11 @@ class Handoff(Message, frozen=True, kw_only=True):
 
     verb: HandoffVerb
     id: str
-    attempt: int
+    attempt: Positive
     node: str
-    room: int
+    room: Room
     rendezvous: str = ""
-    token: int | None = None
+    token: Token | None = None
     reason: str = ""
 
 
@@ -208,9 +210,9 @@ class PromptRequest(Message, frozen=True, kw_only=True):
     """Read prompt tokens [first, first+count) of a request from its router, or bytes of its medium number `medium`."""
 
     id: str
-    attempt: int
+    attempt: Positive
     first: Count
-    count: Annotated[int, Meta(ge=1)]
+    count: Positive
     medium: Count | None = None
 
 

@@ -5,10 +5,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from schemas.codec import Decoder, Message, Seconds, UnixTime
+from schemas.codec import Count, Decoder, Incarnation, Message, Seconds, UnixTime
 from schemas.phase import Phase
-
-Count = Annotated[int, Meta(ge=0)]
 
 
 class Iteration(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,7 +37,7 @@ class IterationBatch(Message, frozen=True, kw_only=True):
     """`telemetry.iteration`: the iterations of one node since its last message, at most 100 ms of them."""
 
     node: str
-    incarnation: int
+    incarnation: Incarnation
     iterations: list[Iteration]
 
 
@@ -65,14 +63,14 @@ class NodeTelemetry(Message, frozen=True, kw_only=True):
 
     node: str
     t: UnixTime
-    incarnation: int
+    incarnation: Incarnation
     phase: Phase
     epoch: Count
     waiting: Count
     running: Count
     kv: KvUse
     last_kv_seq: Count
-    engine_incarnation: int = 0
+    engine_incarnation: Incarnation = 0
     running_prefill: Count = 0
     running_decode: Count = 0
     ready: bool = True
@@ -137,7 +135,7 @@ class RouterTelemetry(Message, frozen=True, kw_only=True):
 
     router: str
     t: UnixTime
-    incarnation: int
+    incarnation: Incarnation
     open_requests: Count
 
 
@@ -147,7 +145,7 @@ class DirectoryTelemetry(Message, frozen=True, kw_only=True):
 
     directory: str
     t: UnixTime
-    incarnation: int
+    incarnation: Incarnation
     blind: bool
     blocks: Count = 0
 

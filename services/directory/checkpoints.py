@@ -123,9 +123,11 @@ class Checkpoints:
             began = time.perf_counter()
             try:
                 self._metrics.checkpoint_bytes.set(await self._write(self._path, sequence))
-            except OSError as error:
+            except Exception as error:  # noqa: BLE001 - whatever it was, the last checkpoint stands and the service lives
                 self._metrics.checkpoint_failures.inc()
-                self._log.error("checkpoint_not_written", path=str(self._path), error=str(error))
+                self._log.error(
+                    "checkpoint_not_written", path=str(self._path), error=f"{type(error).__name__}: {error}"
+                )
             self._metrics.checkpoint_seconds.set(time.perf_counter() - began)
 
     async def _write(self, path: Path, sequence: Callable[[], int]) -> int:

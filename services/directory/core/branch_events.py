@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from schemas.branch import BranchEvent, BranchEventType, BranchKind, BranchState, Compaction
+from schemas.branch import BranchEvent, BranchEventType, BranchKind, BranchState, Compaction, next_version
 from services.directory.core import lineage
 from services.directory.core.branch import Branch, BranchKey, Claim
 from services.directory.core.branches import Branches
@@ -100,14 +100,15 @@ class BranchEvents:
 
     def _compact(self, key: BranchKey, event: BranchEvent, now: float) -> None:
         """The version rises at once; claims follow with the first context of that version. A request that says it is
-        the first after a compaction raises it only where no event did."""
+        the first after a compaction raises it only where no event did. At the largest version one that names none still
+        makes the next request define the context."""
         branch = self._current(key, event)
         if branch is None:
             if self._branches.get(key) is None:
                 self._branches.open(key, now).version = 1 if event.version is None else event.version
             return
-        version = branch.version + 1 if event.version is None else event.version
-        if version > branch.version:
+        version = next_version(branch.version) if event.version is None else event.version
+        if version > branch.version or event.version is None:
             branch.version, branch.fresh, branch.departed = version, True, []
         self._branches.touch(branch, now)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 
-from schemas.branch import BranchKind, BranchState
+from schemas.branch import LARGEST_LIFE, BranchKind, BranchState, next_version
 from services.directory.core.anchors import Anchors
 from services.directory.core.branch import Branch, BranchKey
 from services.directory.core.departures import others_left_before
@@ -146,7 +146,7 @@ class Branches:
             self._settle(former)
         heirs = self._settled(branch)
         if len(heirs) == 1:
-            heirs[0].kind, heirs[0].version = branch.kind, branch.version + 1
+            heirs[0].kind, heirs[0].version = branch.kind, next_version(branch.version)
         else:
             self._part(branch, heirs)
 
@@ -192,7 +192,7 @@ class Branches:
         branch.state = state
         self._references.claim(branch, None, branch.blocks)
         if over:
-            branch.life += 1
+            branch.life = min(branch.life + 1, LARGEST_LIFE)
             self.anchors.remove(branch)
             branch.departed = []
         self._active.pop(branch.key, None)

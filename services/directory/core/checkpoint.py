@@ -14,14 +14,15 @@ import msgspec
 from msgspec import Meta
 
 from schemas.branch import BranchKind, BranchState
-from schemas.codec import Decoder, Message
-from schemas.kv import checked_key, keys_of
+from schemas.codec import Count, Decoder, Message, SmallCount
+from schemas.kv import keys_of
 from schemas.phase import Phase
 from services.directory.core.branch import Anchor, Branch, Claim
 from services.directory.core.directory import Directory
 from services.directory.core.run import Run, key_from_end, keys_view
 
-Count = Annotated[int, Meta(ge=0)]
+Key = Annotated[int, Meta(ge=0)]
+"""A short key; MessagePack has none above uint64."""
 IDS_AT_ONCE = 4096
 _DONE = object()
 
@@ -30,11 +31,10 @@ class SavedChain(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Packed keys of blocks that follow each other behind block `parent`; None at the start of a context."""
 
     keys: bytes
-    parent: int | None
+    parent: Key | None
 
     def __post_init__(self) -> None:
         keys_of(self.keys)
-        checked_key(self.parent)
 
 
 class SavedBranch(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -45,14 +45,14 @@ class SavedBranch(msgspec.Struct, frozen=True, array_like=True, gc=False):
     id: str
     parent: tuple[str, str] | None
     kind: BranchKind
-    version: Count
-    life: Count
+    version: SmallCount
+    life: SmallCount
     state: BranchState
     inferred: bool
     fresh: bool
     seen: float
-    blocks: Count
-    tip: int | None
+    blocks: SmallCount
+    tip: Key | None
     homes: tuple[str | None, str | None]
     last: tuple[str | None, str | None]
     anchor: Anchor | None
@@ -87,7 +87,7 @@ class Part(Message, frozen=True, kw_only=True):
     branches: list[SavedBranch]
     gone: list[tuple[str, str]]
     events: list[str]
-    media: list[tuple[int, bytes]]
+    media: list[tuple[Key, bytes]]
     end: End | None = None
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import NamedTuple
 
-from schemas.branch import BranchKind, BranchState, Compaction
+from schemas.branch import BranchKind, BranchState, Compaction, next_version
 from services.directory.core.branch import Anchor, Branch
 
 KeyAt = Callable[[int], int | None]
@@ -81,18 +81,18 @@ def judge(branch: Branch, signals: Signals, blocks: int, key_at: KeyAt) -> Judge
     if version is not None and version > branch.version:
         return Judgement(_first(branch), version, departs)
     if signals.compaction is Compaction.DONE and not branch.fresh:
-        return Judgement(Lineage.COMPACT, branch.version + 1, departs)
+        return Judgement(Lineage.COMPACT, next_version(branch.version), departs)
     if branch.fresh:
         return Judgement(_first(branch), branch.version)
     if extends(branch.anchor, blocks, key_at):
         return Judgement(Lineage.EXTENDS, branch.version)
     if branch.compacting:
-        return Judgement(Lineage.COMPACT, branch.version + 1)
+        return Judgement(Lineage.COMPACT, next_version(branch.version))
     if departs is None:
         return Judgement(Lineage.TRANSIENT, branch.version)
     if branch.anchor is not None and not branch.grown and branch.anchor.blocks < blocks:
         return Judgement(opening(branch.kind), branch.version, departs)
-    return Judgement(Lineage.COMPACT, branch.version + 1, departs)
+    return Judgement(Lineage.COMPACT, next_version(branch.version), departs)
 
 
 def accepted(branch: Branch, judgement: Judgement, anchor: Anchor | None) -> None:

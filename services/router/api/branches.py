@@ -8,7 +8,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from schemas.branch import BranchEvent, BranchEventType
+from schemas.branch import LARGEST_VERSION, BranchEvent, BranchEventType
 from schemas.codec import encode
 from services.bus import BusError
 from services.router.api.body import convert
@@ -68,8 +68,8 @@ class Branches:
             raise ApiError(invalid(f"type {kind.value} needs parent", "parent"))
         if parent == name:
             raise ApiError(invalid(f"branch {name[:100]!r} cannot be its own parent", "parent"))
-        if body.version is not None and not 0 <= body.version < 1 << 31:
-            raise ApiError(invalid(f"version must be from 0 to {(1 << 31) - 1}, got {body.version}", "version"))
+        if body.version is not None and not 0 <= body.version <= LARGEST_VERSION:
+            raise ApiError(invalid(f"version must be from 0 to {LARGEST_VERSION}, got {body.version}", "version"))
         if body.event_id is not None and not 0 < len(body.event_id) <= 128:
             raise ApiError(invalid(f"event_id must have 1 to 128 characters, got {len(body.event_id)}", "event_id"))
         if kind in _PARENTED and parent is not None and not await self._ask(caller.tenant, parent, 1):

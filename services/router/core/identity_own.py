@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from schemas.branch import BranchKind
+from schemas.branch import LARGEST_VERSION, BranchKind
 from services.router.core.identity_claims import Claims, IdentityError, branch_id, shown
 
 _HEADER_PREFIX: Final = "x-ei-branch-"
@@ -58,8 +58,8 @@ def _kind(value: object, param: str) -> BranchKind | None:
 def _version(value: object, param: str) -> int | None:
     if value is None:
         return None
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 31:
-        raise IdentityError(param, f"{param} must be a whole number from 0 to {(1 << 31) - 1}, got {shown(value)}")
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= LARGEST_VERSION:
+        raise IdentityError(param, f"{param} must be a whole number from 0 to {LARGEST_VERSION}, got {shown(value)}")
     return value
 
 

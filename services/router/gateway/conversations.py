@@ -9,7 +9,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from schemas.branch import BranchEventType, BranchKind, Compaction
+from schemas.branch import BranchEventType, BranchKind, Compaction, next_version
 from services.router.core.identity import Identity
 
 KEEPALIVE_S: Final = 300.0
@@ -171,7 +171,7 @@ class Conversations:
         if found.last.digests and version == found.version and not extends:
             longer = not found.grown and chain.characters and chain.characters[-1] > found.last.characters[-1]
             if identity.compaction is Compaction.DONE or found.compacting or (departs is not None and not longer):
-                version += 1
+                version = next_version(version)
             elif departs is None:
                 found.departed = [chain, *found.departed][:DEPARTED_KEPT]
                 return "transient"
