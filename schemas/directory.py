@@ -122,10 +122,12 @@ class BranchReply(Message, frozen=True, kw_only=True):
 
 
 class ReferencesQuery(Message, frozen=True, kw_only=True):
-    """A pool that starts asks which of its copies are referenced; the answer comes as a `full` kv.reference."""
+    """A pool that starts asks which of its copies are referenced; the answer comes as a `full` kv.reference, under an
+    incarnation that is not below `incarnation`, the highest of a directory that the pool has heard."""
 
     node: str
     cursor: Count = 0
+    incarnation: Incarnation = 0
 
 
 class StatsReply(Message, frozen=True, kw_only=True):

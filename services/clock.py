@@ -24,3 +24,9 @@ class SystemClock:
 
     def wall(self) -> float:
         return time.time()
+
+
+def incarnation_above(last: int = 0) -> int:
+    """A number for a new life of a service: this moment in Unix nanoseconds, or just above `last`, the highest known of
+    its former lives, where the clock went back. A life that nobody knew of is corrected by those who refuse it."""
+    return max(time.time_ns(), last + 1)

@@ -19,6 +19,7 @@ from schemas.subjects import Subjects
 from services.app import App
 from services.bus import BusTimeout, BusUnavailable, Delivery, NoResponders, Subscription
 from services.bus.jetstream import JetStream
+from services.clock import incarnation_above
 from services.directory.announcer import Announcer
 from services.directory.checkpoints import Checkpoints
 from services.directory.core.directory import Directory
@@ -53,7 +54,7 @@ class DirectoryService:
         settings = app.settings
         self._app, self._bus, self._clock = app, app.bus, app.clock
         self._subjects = Subjects(settings.partition)
-        self._core = Directory(settings.core(), time.time_ns(), blind=True)
+        self._core = Directory(settings.core(), incarnation_above(), blind=True)
         self._metrics = DirectoryMetrics(app.metrics, self._core)
         self._rare = RateLimitedLog(app.log, app.clock)
         self._announcer = Announcer(app.bus, self._subjects, self._core.incarnation, self._metrics, self._rare)
@@ -183,7 +184,7 @@ class DirectoryService:
         if delivery.sequence is not None:
             self._sequence = delivery.sequence
             if self._core.blind:
-                self._look()
+                await self._look()
 
     async def _on_command(self, delivery: Delivery) -> None:
         command = self._decoded(PHASE_COMMAND.decode, delivery)
@@ -199,10 +200,11 @@ class DirectoryService:
             await subscription.unsubscribe()
 
     async def _take_over(self, incarnation: int) -> None:
-        """The newer one is gone: serve again."""
+        """Serve under this incarnation from now on."""
         self._announcer.speak(incarnation)
         self._perform(self._core.speak(incarnation))
-        await self._answer()
+        if not self._answering:
+            await self._answer()
 
     def _on_snapshot(self, part: SnapshotPart) -> None:
         self._perform(self._core.on_snapshot(part, self._clock.now()))
@@ -243,7 +245,9 @@ class DirectoryService:
 
     async def _references(self, delivery: Delivery) -> bytes:
         """A blind directory says nothing; it tells every pool as soon as it sees."""
-        self._perform(self._core.list_references(REFERENCES_QUERY.decode(delivery.data).node))
+        query = REFERENCES_QUERY.decode(delivery.data)
+        await self._standby.outrank(query.incarnation)
+        self._perform(self._core.list_references(query.node))
         return encode(Empty())
 
     async def _stats(self, delivery: Delivery) -> bytes:
@@ -272,13 +276,13 @@ class DirectoryService:
             while self._core.has_work:
                 self._perform(helping(self._core))
                 await asyncio.sleep(0)
-            self._look()
+            await self._look()
 
     async def _ticks(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
             self._perform(self._core.tick(self._clock.now()))
-            self._look()
+            await self._look()
             await self._standby.tick()
             if self._app.settings.debug_checks:
                 self._core.check()
@@ -299,13 +303,13 @@ class DirectoryService:
         await self._ask_who()
         await asyncio.sleep(self._app.settings.see_after_s)
         self._greeted = True
-        self._look()
+        await self._look()
 
     async def _ask_who(self) -> None:
         await self._bus.publish(self._subjects.node_hello_query(), b"")
 
-    def _look(self) -> None:
-        """Stop being blind as soon as nothing is missing."""
+    async def _look(self) -> None:
+        """Stop being blind as soon as nothing is missing, and say so before the pools are told anything."""
         replayed = self._sequence >= self._replay_to
         if (
             self._core.blind
@@ -315,6 +319,7 @@ class DirectoryService:
             and not self._core.locations.unsynced()
         ):
             self._perform(self._core.see())
+            await self._standby.beat()
             self._app.log.info("sees", blocks=self._core.tree.blocks, branches=len(self._core.branches))
 
     async def _stream(self) -> tuple[int, int]:

@@ -1,6 +1,5 @@
 """One directory serves: its heartbeat, standing by while a newer one serves, and serving again after it."""
 
-import time
 from collections.abc import Awaitable, Callable
 
 from structlog.typing import FilteringBoundLogger
@@ -9,13 +8,14 @@ from schemas.codec import RejectedMessage, encode
 from schemas.subjects import Subjects
 from schemas.telemetry import DIRECTORY_TELEMETRY, DirectoryTelemetry
 from services.bus import Bus, BusError, Delivery
-from services.clock import Clock
+from services.clock import Clock, incarnation_above
 from services.directory.core.directory import Directory
 from services.directory.core.seniority import Seniority
 
 
 class Standby:
-    """`step_down` is awaited when a newer directory serves, `take_over` with a new incarnation when it is gone."""
+    """`step_down` is awaited when a newer directory serves; `take_over` with a new incarnation when it is gone, or when
+    pools have heard one above this one's own."""
 
     def __init__(
         self,
@@ -47,16 +47,28 @@ class Standby:
         """Once a second: take over if it is time, and say that this one lives."""
         newer = self._seniority.newer
         if newer is not None and self._seniority.due(self._clock.now()):
-            self._seniority.succeed(max(time.time_ns(), newer + 1))
-            self._log.warning("takes_over", incarnation=self._seniority.incarnation)
-            await self._take_over(self._seniority.incarnation)
+            await self._serve_above(newer)
+        await self.beat()
+
+    async def beat(self) -> None:
+        """Say that this one lives, if it serves."""
         if self.serves:
             await self._beat(blind=self._core.blind)
+
+    async def outrank(self, incarnation: int) -> None:
+        """Pools have heard a directory of this incarnation: whoever serves after it has to be above."""
+        if self.serves and incarnation > self._seniority.incarnation:
+            await self._serve_above(incarnation)
 
     async def leave(self) -> None:
         """Let another directory know that this one goes."""
         if self.serves:
             await self._beat(blind=True)
+
+    async def _serve_above(self, incarnation: int) -> None:
+        self._seniority.succeed(incarnation_above(incarnation))
+        self._log.warning("takes_over", above=incarnation, incarnation=self._seniority.incarnation)
+        await self._take_over(self._seniority.incarnation)
 
     async def _hear(self, delivery: Delivery) -> None:
         try:

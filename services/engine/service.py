@@ -1,6 +1,5 @@
 """The engine service of a node: bus and HTTP around queue, backend and pool."""
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
@@ -28,6 +27,7 @@ from schemas.subjects import Subjects, parse
 from schemas.telemetry import NODE_TELEMETRY, ROUTER_TELEMETRY
 from services.app import App
 from services.bus import Delivery
+from services.clock import incarnation_above
 from services.engine.backend import Backend, BackendEvents, LegKey
 from services.engine.core.limits import Limits
 from services.engine.core.queueing import Queueing
@@ -70,7 +70,7 @@ class EngineService:
         self._subjects = Subjects(app.settings.partition)
         self._metrics = EngineMetrics(app.metrics)
         self._log = RateLimitedLog(app.log, app.clock)
-        self._identity = Identity(app.settings.node, time.time_ns())
+        self._identity = Identity(app.settings.node, incarnation_above())
         if pool is not None:
             app.metrics.gauge("pool_attached_count", "1 while the node's pool is there.", read=lambda: pool.attached)
         self._events = LateEvents()

@@ -57,9 +57,9 @@ class Arena:
     def open(
         cls, path: Path, identity: ArenaIdentity, slots: int, incarnation: int, *, reset: bool = False
     ) -> tuple["Arena", Found]:
-        """Adopt the arena at `path`, or create it. ArenaError as `open_file` says."""
-        layout = ArenaLayout.plan(identity, slots, incarnation)
-        descriptor, adopted = open_file(path, layout, reset=reset)
+        """Adopt the arena at `path`, or create it. The new life is above the one that left it: `incarnation`, or just
+        above that one's. ArenaError as `open_file` says."""
+        descriptor, layout, adopted = open_file(path, ArenaLayout.plan(identity, slots, incarnation), reset=reset)
         try:
             arena = cls(path, descriptor, layout)
         except BaseException:

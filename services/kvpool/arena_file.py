@@ -4,12 +4,15 @@ import fcntl
 import os
 from pathlib import Path
 
+import msgspec
+
 from services.arena import ArenaError, ArenaLayout
 from services.arena.layout import LIVE_OFFSET, PAGE, SEQUENCE_OFFSET
 
 
-def open_file(path: Path, wanted: ArenaLayout, *, reset: bool) -> tuple[int, bool]:
-    """The descriptor of the arena at `path`, and whether it held one before; page 0 says what `wanted` says.
+def open_file(path: Path, wanted: ArenaLayout, *, reset: bool) -> tuple[int, ArenaLayout, bool]:
+    """The descriptor of the arena at `path`, what its page 0 says now, and whether it held one before. Page 0 says what
+    `wanted` says, but never an incarnation at or below the one that was there.
 
     ArenaError if another pool uses the file, or if it is of another model, layout or size (with `reset` such a file
     is left to those who still map it, and a new one takes its place), or if there is not the memory for a new one.
@@ -17,31 +20,34 @@ def open_file(path: Path, wanted: ArenaLayout, *, reset: bool) -> tuple[int, boo
     try:
         descriptor = os.open(path, os.O_RDWR)
     except FileNotFoundError:
-        return _create(path, wanted), False
+        return _create(path, wanted), wanted, False
     try:
         _lock(path, descriptor)
         try:
-            _expect(path, descriptor, wanted)
+            found = _expect(path, descriptor, wanted)
         except ArenaError:
             if not reset:
                 raise
             os.pwrite(descriptor, bytes(4), LIVE_OFFSET)
             fresh = _create(path, wanted)
             os.close(descriptor)
-            return fresh, False
-        os.pwrite(descriptor, wanted.page()[:SEQUENCE_OFFSET], 0)
+            return fresh, wanted, False
+        incarnation = max(wanted.incarnation, found.incarnation + 1)
+        layout = msgspec.structs.replace(wanted, incarnation=incarnation)
+        os.pwrite(descriptor, layout.page()[:SEQUENCE_OFFSET], 0)
     except BaseException:
         os.close(descriptor)
         raise
-    return descriptor, True
+    return descriptor, layout, True
 
 
-def _expect(path: Path, descriptor: int, wanted: ArenaLayout) -> None:
+def _expect(path: Path, descriptor: int, wanted: ArenaLayout) -> ArenaLayout:
     found = ArenaLayout.parse(os.pread(descriptor, PAGE, 0), os.fstat(descriptor).st_size)
     if found.identity != wanted.identity:
         raise ArenaError(f"the arena at {path} holds blocks of {found.identity}; this pool is for {wanted.identity}")
     if found.slots != wanted.slots:
         raise ArenaError(f"the arena at {path} has {found.slots} slots; this pool is to have {wanted.slots}")
+    return found
 
 
 def _create(path: Path, wanted: ArenaLayout) -> int:

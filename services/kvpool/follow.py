@@ -52,6 +52,8 @@ class References:
             self._metrics.rejected.labels("kv.reference", error.reason).inc()
             self._log.warning("rejected_message", kind="reference", error=str(error))
             return
+        if message.incarnation < self.follower.incarnation:
+            self._log.warning("older_directory", incarnation=message.incarnation, known=self.follower.incarnation)
         for ready in self.follower.accept(message):
             for _ in self._store.refer(ready):
                 await asyncio.sleep(0)
@@ -65,8 +67,9 @@ class References:
             if not self.follower.behind:
                 self._behind.clear()
                 continue
+            question = ReferencesQuery(node=self._node, incarnation=self.follower.incarnation)
             try:
-                await self._bus.request(self._question, encode(ReferencesQuery(node=self._node)), ASK_TIMEOUT_S)
+                await self._bus.request(self._question, encode(question), ASK_TIMEOUT_S)
             except BusError as error:
                 self._log.warning("references_unknown", error=str(error))
             await asyncio.sleep(ASK_AGAIN_S * random.uniform(0.5, 1.5))

@@ -1,12 +1,12 @@
 """The pool of one node as a process: arena, socket, NATS, and the loops that keep them going."""
 
 import asyncio
-import time
 
 from starlette.routing import BaseRoute
 
 from schemas.subjects import Subjects
 from services.app import App
+from services.clock import incarnation_above
 from services.kvpool.arena import Arena
 from services.kvpool.core.pool import PoolCore
 from services.kvpool.fetch import Fetcher
@@ -76,12 +76,16 @@ class KvPool:
 
     async def _open(self) -> Store:
         settings, clock = self._settings, self._app.clock
-        incarnation = time.time_ns()
         began_s = clock.now()
         arena, found = await asyncio.to_thread(
-            Arena.open, settings.arena_path, settings.identity, settings.slots, incarnation, reset=settings.reset
+            Arena.open,
+            settings.arena_path,
+            settings.identity,
+            settings.slots,
+            incarnation_above(),
+            reset=settings.reset,
         )
-        self._arena = arena
+        self._arena, incarnation = arena, arena.layout.incarnation
         core = PoolCore(
             settings.node, incarnation, settings.slots, pin_ttl_s=settings.pin_ttl_s, aside_s=settings.aside_s
         )

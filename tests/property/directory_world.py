@@ -19,17 +19,19 @@ from services.directory.core.run import Run, path
 from tests.directory_checkpoint import put_back, rest_of, taken, through_disk
 
 LEASE_S, NODE_TIMEOUT_S = 40.0, 15.0
+FIRST_INCARNATION = 1000
 
 
 class Pool:
     """The truth of one node: what it holds, what it said, and the bits (referenced, unreachable) it was told."""
 
     def __init__(self) -> None:
-        self.incarnation = 0
+        self.lives = 0
         self.restart()
 
-    def restart(self) -> None:
-        self.incarnation += 1
+    def restart(self, *, clock_back: bool = False) -> None:
+        self.lives += 1
+        self.incarnation = FIRST_INCARNATION - self.lives if clock_back else FIRST_INCARNATION + self.lives
         self.held: dict[Tier, dict[int, Context]] = {tier: {} for tier in Tier}
         self.bits: dict[int, tuple[bool, bool]] = {}
         self.seq = 0
@@ -106,7 +108,7 @@ class World:
             elif isinstance(effect, NodeLost):
                 assert self.now - self.heard[effect.node] > NODE_TIMEOUT_S
                 self.forget(effect.node)
-                self.feeds[effect.node].synced = False
+                self.feeds[effect.node].begin(0)
 
     def forget(self, node: str) -> None:
         """The model's view of the node is void, and so is a snapshot under way."""
@@ -246,6 +248,9 @@ class World:
     def answer(self, node: str, rnd: random.Random) -> None:
         """A node's dump as of now, in parts, block by block in any order; what is on the way may be older."""
         pool, feed = self.pools[node], self.feeds[node]
+        if pool.incarnation < feed.incarnation:
+            self.refuse(node, rnd)
+            return
         self.asked.discard(node)
         self.heard[node] = self.now
         for tier in Tier:
@@ -260,6 +265,11 @@ class World:
         for part in self.parts(node, rnd):
             self.perform(self.directory.on_snapshot(part, self.now))
         self.drain()
+
+    def refuse(self, node: str, rnd: random.Random) -> None:
+        """The dump of a life whose clock went back, while the one before it is not known to be over."""
+        for part in self.parts(node, rnd):
+            self.perform(self.directory.on_snapshot(part, self.now))
 
     def parts(self, node: str, rnd: random.Random) -> list[SnapshotPart]:
         pool = self.pools[node]

@@ -78,7 +78,7 @@ class DirectoryMachine(RuleBasedStateMachine):
     @rule(node=nodes, seed=seeds)
     def restart_node(self, node: str, seed: int) -> None:
         if random.Random(seed).random() < 0.2:
-            self.world.pools[node].restart()
+            self.world.pools[node].restart(clock_back=random.Random(seed + 1).random() < 0.3)
 
     @precondition(lambda self: self.world.asked)
     @rule(seed=seeds)

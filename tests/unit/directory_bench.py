@@ -60,6 +60,9 @@ class Bench:
         message = KvLocation(node=node, incarnation=incarnation, seq=seq, changes=[], l1=l1, l2=l2)
         self.done(self.core.on_location(message, self.now))
 
+    def hello(self, node: str, **fields: object) -> None:
+        self.done(self.core.on_hello(hello(node, **fields), self.now))
+
     def snapshot(self, node: str, seq: int, *changes: LocationChange, incarnation: int = 1) -> None:
         part = SnapshotPart(node=node, incarnation=incarnation, seq=seq, snapshot="s", changes=list(changes))
         self.done(self.core.on_snapshot(part, self.now))

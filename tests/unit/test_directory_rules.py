@@ -42,6 +42,24 @@ def test_a_silent_node_is_lost_and_comes_back_by_snapshot(bench: Bench) -> None:
     assert bench.counts("p1", B) == [1] * 8
 
 
+def test_a_node_back_under_a_lower_incarnation_is_heard_once_its_former_life_is_silent(bench: Bench) -> None:
+    other = chain("other")
+    bench.say("p1", 1, stored(B), incarnation=1000)
+    bench.say("p1", 1, stored(other), incarnation=500)
+    assert bench.match(other).blocks == 0, "its former life may speak still"
+    assert bench.core.counters.late_locations == 1
+    for _ in range(4):
+        bench.tick(1.0)
+        bench.hello("p1", incarnation=500)
+        bench.say("p1", 1, incarnation=500)
+    assert [effect.node for effect in bench.effects if isinstance(effect, NodeLost)] == ["p1"]
+    bench.snapshot("p1", 1, stored(other), incarnation=500)
+    assert bench.match(other).blocks == 1
+    assert bench.match(B).blocks == 0
+    bench.say("p1", 2, stored(B), incarnation=500)
+    assert bench.match(B).blocks == 8
+
+
 def test_a_heartbeat_shows_what_was_lost(bench: Bench) -> None:
     bench.say("p1", 1, stored(B[:4]))
     bench.say("p1", 2)

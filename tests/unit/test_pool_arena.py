@@ -173,6 +173,17 @@ def test_an_adopted_block_with_wrong_bytes_is_never_read(tmp_path: Path) -> None
     assert reader.life(0)[2] is SlotState.COMMITTED
 
 
+def test_a_new_life_is_above_the_one_before_whatever_the_clock_says(tmp_path: Path) -> None:
+    arena = opened(tmp_path / "a", incarnation=1000)
+    reader = ArenaReader(arena.path)
+    arena.leave()
+    later, _ = Arena.open(arena.path, IDENTITY, 8, 5)
+    assert later.layout.incarnation == 1001
+    later.go_live([], Effects())
+    assert not reader.live
+    assert ArenaReader(arena.path).layout.incarnation == 1001
+
+
 def test_another_model_is_refused_naming_both_and_reset_starts_empty(tmp_path: Path) -> None:
     arena = opened(tmp_path / "a")
     (digest,) = context("x", 1)

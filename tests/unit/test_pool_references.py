@@ -61,6 +61,15 @@ def test_a_restarted_directory_is_followed_from_its_full_message_on() -> None:
     assert applied(follower, message(1, full=True, incarnation=2), message(2, incarnation=2)) == [1, 2]
 
 
+def test_a_directory_whose_incarnation_went_back_is_not_followed_but_asked() -> None:
+    follower = ReferenceFollower()
+    applied(follower, message(1, full=True, incarnation=9))
+    assert applied(follower, message(1, full=True, incarnation=5)) == []
+    assert follower.behind, "so it hears of 9 and speaks above it"
+    assert applied(follower, message(1, full=True, incarnation=10)) == [1]
+    assert not follower.behind
+
+
 def test_after_a_loss_that_nothing_shows_the_full_state_is_taken_again() -> None:
     follower = ReferenceFollower()
     applied(follower, message(3, full=True))

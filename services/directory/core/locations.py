@@ -53,8 +53,9 @@ class Locations:
             if node.refused:
                 self._counters.refused_locations += 1
                 continue
-            node.heard, node.lost = now, False
             step = node.feed.offer(message)
+            if step.arrival is not Arrival.LATE:
+                node.heard, node.lost = now, False
             if step.arrival is not Arrival.APPLIED or step.new_life:
                 self._count(step.arrival)
                 self._done(joined, now)
@@ -98,7 +99,8 @@ class Locations:
     def on_hello(self, hello: NodeHello, now: float) -> None:
         """Refuse a node unlike those that are here; ask a new one what it holds."""
         node = self._node(hello.node, now)
-        node.heard, node.lost = now, False
+        if hello.incarnation >= (node.feed.incarnation or 0):
+            node.heard, node.lost = now, False
         peers = (peer.hello for peer in self.nodes.values() if peer is not node and peer.present and peer.hello)
         expected = next(peers, None)
         node.hello, refused = hello, "" if expected is None else mismatch(hello, expected)
@@ -124,7 +126,7 @@ class Locations:
                 node.lost = True
                 self.effects.append(NodeLost(node.name, now - node.heard))
                 self._renew(node)
-                node.feed.doubt()
+                node.feed.forget()
             elif node.retry_at is not None and now >= node.retry_at:
                 node.retry_at = None
                 self._repair(node, "retry")

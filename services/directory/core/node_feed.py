@@ -34,8 +34,8 @@ class NodeFeed:
     """A cursor (incarnation, seq). A life starts at seq 0 with nothing held, so its first message needs no snapshot.
 
     Out of order means not `synced`: a snapshot is needed, and until it is in later messages wait in `buffer`, at most
-    `buffer_messages` of them (more are left out and make a new gap when their turn comes). Within an incarnation the
-    cursor never goes back.
+    `buffer_messages` of them (more are left out and make a new gap when their turn comes). The cursor never goes back;
+    only when the node has fallen silent is it forgotten, so that a life whose clock went back is heard after all.
     """
 
     def __init__(self, buffer_messages: int) -> None:
@@ -66,6 +66,11 @@ class NodeFeed:
             return Step(Arrival.OVERFLOW, new_life)
         self.buffer[message.seq] = message
         return Step(Arrival.GAP if was_synced else Arrival.BUFFERED, new_life)
+
+    def forget(self) -> None:
+        """The life we knew is over: the next message begins another, whatever its incarnation."""
+        self.incarnation, self.seq, self.synced = None, 0, True
+        self.buffer = {}
 
     def doubt(self) -> None:
         """What we know of the node is not to be trusted: a snapshot is needed."""

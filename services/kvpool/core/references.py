@@ -9,7 +9,8 @@ class ReferenceFollower:
     """Puts `kv.reference` messages in order. While `behind`, the full state has to be asked for.
 
     Messages of an older incarnation of the directory, duplicates and late ones are ignored; what comes after a gap is
-    held back until the full message closes it.
+    held back until the full message closes it. An older incarnation leaves us behind too: if no newer directory lives,
+    this one learns from our question above what it has to speak.
     """
 
     def __init__(self) -> None:
@@ -26,6 +27,7 @@ class ReferenceFollower:
             message.incarnation == self.incarnation and message.seq <= self.seq and not (message.full and self.behind)
         ):
             self.ignored += 1
+            self.behind |= message.incarnation < self.incarnation
             return []
         if message.incarnation > self.incarnation:
             self.incarnation, self.seq, self.behind = message.incarnation, 0, True
