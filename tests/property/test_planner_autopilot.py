@@ -104,7 +104,7 @@ def test_a_planner_that_starts_goes_on_from_the_last_decision() -> None:
 
 @pytest.mark.parametrize(("early_slices", "kind"), [(4, "early"), (0, "window")])
 def test_other_work_is_followed_before_the_window_ends(early_slices: int, kind: str) -> None:
-    cluster, core = world(2, work=PUTNAM), planner(early_slices=early_slices)
+    cluster, core = world(1, work=PUTNAM), planner(early_slices=early_slices)
     cluster.hello(core)
     cluster.run(core, 125)
     assert not cluster.orders
@@ -118,7 +118,7 @@ def test_other_work_is_followed_before_the_window_ends(early_slices: int, kind: 
 
 
 def test_a_burst_of_two_slices_is_not_followed() -> None:
-    cluster, core = world(2, work=PUTNAM), planner()
+    cluster, core = world(1, work=PUTNAM), planner()
     cluster.hello(core)
     cluster.run(core, 125)
     cluster.work = CLAUDE_CODE

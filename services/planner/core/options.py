@@ -42,7 +42,7 @@ class DecideSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     `closed_loop`: each candidate's throughput is the fixed point X = N/(Z + R_P(X) + R_D(X)); off: Theta with q as
     measured under the split now. `latency_slack`: among splits whose throughput is within this share of the best, a
-    better P95 TTFT may outweigh throughput: halving it is worth `latency_weight` * 69 % of it (0.05: 3.5 %; from 1 on
+    better P95 TTFT may outweigh throughput: halving it is worth `latency_weight` * 69 % of it (0.015: 1 %; from 1 on
     latency alone counts). With `ttft_target_s`, `tpot_target_s` nothing is given for more than the target, and missing
     one weighs `target_weight`. Slack 0: throughput alone.
     `safe_switch`: corrected test over all candidates (chance of any wrong one: `family_error`), a gain of at least
@@ -59,7 +59,7 @@ class DecideSettings(msgspec.Struct, frozen=True, kw_only=True):
     cooldown_s: float = 120.0
     closed_loop: bool = True
     latency_slack: Share = 0.05
-    latency_weight: Annotated[float, Meta(ge=0)] = 0.05
+    latency_weight: Annotated[float, Meta(ge=0)] = 0.015
     target_weight: Annotated[float, Meta(ge=0)] = 1.0
     ttft_target_s: Above | None = None
     tpot_target_s: Above | None = None
