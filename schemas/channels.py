@@ -76,7 +76,7 @@ CHANNELS: list[Channel] = [
         "telemetryRouter",
         "telemetry.router.{router}",
         telemetry.RouterTelemetry,
-        "Heartbeat of a router, every second; engines cancel the requests of a router silent for 5 s.",
+        "Heartbeat of a router, every second; engines cancel requests of one that is silent, directories forget them.",
     ),
     _core(
         "telemetryDirectory",

@@ -29,7 +29,7 @@ Positive = Annotated[int, Meta(ge=1, le=LARGEST_COUNT)]
 """A `Count` that is not 0."""
 
 Incarnation = Annotated[int, Meta(ge=0, le=LARGEST_INT)]
-"""Which life of a process: nanoseconds since 1970 at its start, higher for every later one."""
+"""Which life of a process; of pools, engines and directories a later one is higher."""
 
 
 class RejectedMessage(ValueError):

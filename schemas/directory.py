@@ -16,7 +16,8 @@ class MatchQuery(Message, frozen=True, kw_only=True):
     the pending prefix of `request` (cancelled or failed) and is answered by an empty match. `placed_node` with empty
     `hashes` only tells on which node the pending prefix is computed, and is answered by an empty match too.
     `family`: a session id that several branches share; without `branch`, lineage is inferred among its branches only.
-    `media` tells of blocks that hold media, by their number.
+    `media` tells of blocks that hold media, by their number. `router` of life `incarnation` asks: the prefix is pending
+    no longer than that life; without, no longer than its lease.
     """
 
     request: str
@@ -32,6 +33,8 @@ class MatchQuery(Message, frozen=True, kw_only=True):
     family: BranchId | None = None
     compaction: Compaction | None = None
     media: list[BlockMedia] = []
+    router: str = ""
+    incarnation: Incarnation = 0
 
     def __post_init__(self) -> None:
         if len(self.hashes) % KEY_BYTES:

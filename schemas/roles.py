@@ -123,6 +123,7 @@ def _directory(s: Subjects, name: str) -> _Parts:
         s.kv_location(s.ANY),
         s.node_hello(s.ANY),
         s.telemetry_node(s.ANY),
+        s.telemetry_router(s.ANY),
         s.telemetry_directory(s.ANY),
     ]
     return publish, subscribe, [branch_stream(s), phase_stream(s)]

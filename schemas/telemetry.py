@@ -131,7 +131,8 @@ class RequestTelemetry(Message, frozen=True, kw_only=True):
 
 
 class RouterTelemetry(Message, frozen=True, kw_only=True):
-    """`telemetry.router`: a router's heartbeat; engines cancel the requests of a router silent for 5 s."""
+    """`telemetry.router`: a router's heartbeat; engines cancel the requests of a router silent for 5 s, and a directory
+    forgets what one asked that is silent for its `node_timeout_s`, or of another `incarnation` than before."""
 
     router: str
     t: UnixTime

@@ -16,6 +16,7 @@ from schemas.phase import PHASE_COMMAND
 from schemas.pool import Empty
 from schemas.streams import branch_stream, phase_stream
 from schemas.subjects import Subjects
+from schemas.telemetry import ROUTER_TELEMETRY
 from services.app import App
 from services.bus import BusTimeout, BusUnavailable, Delivery, NoResponders, Subscription
 from services.bus.jetstream import JetStream
@@ -136,6 +137,7 @@ class DirectoryService:
             on_dropped=self._metrics.dropped.inc,
         )
         await bus.subscribe(subjects.node_hello(anyone), self._on_hello)
+        await bus.subscribe(subjects.telemetry_router(anyone), self._on_router)
         await bus.follow(subjects.branch_events(), self._on_branch_event, start=self._sequence + 1)
         await bus.follow(subjects.phase_command(anyone), self._on_command, start="last_per_subject")
         await self._standby.start()
@@ -176,6 +178,11 @@ class DirectoryService:
         if hello is not None:
             self._perform(self._core.on_hello(hello, self._clock.now()))
 
+    async def _on_router(self, delivery: Delivery) -> None:
+        beat = self._decoded(ROUTER_TELEMETRY.decode, delivery)
+        if beat is not None:
+            self._perform(self._core.on_router(beat, self._clock.now()))
+
     async def _on_branch_event(self, delivery: Delivery) -> None:
         event = self._decoded(lambda data: decode_branch_event(data, delivery.headers, delivery.subject), delivery)
         if event is not None:
@@ -195,6 +202,7 @@ class DirectoryService:
     async def _step_down(self) -> None:
         """A newer directory serves: answer nothing, tell the pools nothing."""
         self._announcer.mute()
+        self._perform(self._core.stand_by())
         answering, self._answering = self._answering, []
         for subscription in answering:
             await subscription.unsubscribe()

@@ -21,11 +21,13 @@ class DirectoryGone(Exception):
 class DirectoryClient:
     """Speaks to the directory. `budget_s`: how long a match may take before the request goes on without.
 
-    Time in which our own event loop was busy does not count against it: the answer may be here already.
+    Time in which our own event loop was busy does not count against it: the answer may be here already. `router` of
+    life `incarnation` is who asks.
     """
 
-    def __init__(self, bus: Bus, subjects: Subjects, budget_s: float) -> None:
+    def __init__(self, bus: Bus, subjects: Subjects, budget_s: float, router: str, incarnation: int) -> None:
         self._bus, self._subjects, self._budget_s = bus, subjects, budget_s
+        self._router, self._incarnation = router, incarnation
 
     async def match(self, request: str, identity: Identity, context: Context) -> MatchReply | None:
         """Where the prefix of `context` lies; None when the directory keeps silent."""
@@ -41,6 +43,8 @@ class DirectoryClient:
             family=identity.family,
             compaction=identity.compaction,
             media=context.block_media(),
+            router=self._router,
+            incarnation=self._incarnation,
         )
         answer = asyncio.ensure_future(self._match(query, _PATIENT_S))
         loop = asyncio.get_running_loop()

@@ -42,14 +42,14 @@ _SHARED_TOKENS = 512
 class Dispatcher:
     """The only one to touch the core. Each event's effects are performed, in order, before the next event.
 
-    `calls`: those that are open, by request.
+    `calls`: those that are open, by request. `incarnation`: this life of the router.
     """
 
-    def __init__(self, app: App[RouterSettings], core: RouterCore, metrics: RouterMetrics) -> None:
+    def __init__(self, app: App[RouterSettings], core: RouterCore, metrics: RouterMetrics, incarnation: int) -> None:
         settings = app.settings
         subjects = Subjects(settings.partition)
         self.core = core
-        self.directory = DirectoryClient(app.bus, subjects, settings.match_timeout_s)
+        self.directory = DirectoryClient(app.bus, subjects, settings.match_timeout_s, settings.name, incarnation)
         self.outbox = Outbox(app.bus, RateLimitedLog(app.log, app.clock))
         self._app, self._metrics, self._subjects = app, metrics, subjects
         self._legs = LegSender(app.bus, subjects, settings.name, settings.serve_timeout_s)

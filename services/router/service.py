@@ -57,14 +57,14 @@ class RouterService:
             resume_tokens=settings.resume_tokens,
         )
         self.metrics = RouterMetrics(app.metrics, self.core)
-        self.dispatcher = Dispatcher(app, self.core, self.metrics)
+        self._incarnation = secrets.randbits(62)
+        self.dispatcher = Dispatcher(app, self.core, self.metrics, self._incarnation)
         self.parsers = Parsers()
         self.formats = ModelFormats(settings, self.parsers)
         self.images = ImageProcessor(settings.image_limit_pixels)
         self.keys = ApiKeys.load(settings.keys_file)
         self.tokenizer: Tokenizer | None = None
         self.decision: Decision | None = None
-        self._incarnation = secrets.randbits(62)
         self._rare = RateLimitedLog(app.log, app.clock)
         self.breaks = PromptBreaks(app.metrics, self._rare)
         self._others: dict[str, float] = {}

@@ -122,7 +122,7 @@ class BranchEvents:
 
     def _context(self, key: BranchKey, parent: BranchKey | None, event: BranchEvent, now: float) -> None:
         if event.request is not None:
-            self._pending.release(event.request)
+            self._pending.end(event.request)
         branch = self._branches.get(key)
         if branch is not None and _of_a_life_that_is_over(event, branch):
             self._counters.late_events += 1

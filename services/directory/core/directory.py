@@ -13,6 +13,7 @@ from schemas.branch import BranchEvent, BranchEventType, BranchInfo
 from schemas.directory import BranchQuery, MatchQuery, MatchReply, StatsReply
 from schemas.kv import KvLocation, NodeHello, SnapshotPart, Tier
 from schemas.phase import Phase, PhaseCommand
+from schemas.telemetry import RouterTelemetry
 from services.directory.core.announcements import Announcements
 from services.directory.core.branch_events import BranchEvents
 from services.directory.core.branches import Branches
@@ -26,6 +27,7 @@ from services.directory.core.pending import PendingPrefixes
 from services.directory.core.prefix_tree import PrefixTree
 from services.directory.core.reachability import Reachability
 from services.directory.core.references import References
+from services.directory.core.routers import Routers
 from services.directory.core.run import keys_view
 from services.directory.core.values import Values
 
@@ -65,6 +67,7 @@ class Directory:
         self.references = References(self.tree, self.announcements)
         self.reachability = Reachability(self.tree, self.announcements)
         self.pending = PendingPrefixes(config.pending_lease_s)
+        self.routers = Routers(config.node_timeout_s)
         self.branches = Branches(self.references, config.branch_lease_s, config.inactive_branches)
         self.events = BranchEvents(self.references, self.branches, self.pending, self.counters, config.event_ids)
         self.values = Values(self.announcements.hosts, config.scarce_share, config.depth_doubling_tokens)
@@ -127,6 +130,20 @@ class Directory:
                 self.locations.jobs.append(self.references.switch(command.node))
         return self._effects()
 
+    def on_router(self, beat: RouterTelemetry, now: float) -> list[Effect]:
+        """A router lives. What it asked in a former life is over."""
+        if self.routers.seen(beat.router, beat.incarnation, now):
+            self.locations.jobs.append(self._forgotten(self.pending.requests(beat.router)))
+        return self._effects()
+
+    def _forgotten(self, requests: list[str]) -> Iterator[None]:
+        """Nobody will say what became of these."""
+        for request in requests:
+            if self.pending.release(request) is not None:
+                self.values.released(request)
+                self.counters.expired_requests += 1
+            yield
+
     def placement(self, hashes: bytes) -> Supply:
         """Where the longest prefix of these packed keys lies: what a match says of it, without a request."""
         return self.tree.sights.supply(self.tree.walk(keys_view(hashes)))
@@ -135,6 +152,8 @@ class Directory:
         """Where the longest prefix lies; cost by the runs of this request only."""
         self.counters.matches += 1
         self.values.now = now
+        if query.router and self.routers.seen(query.router, query.incarnation, now):
+            self.locations.jobs.append(self._forgotten(self.pending.requests(query.router)))
         reply, branch = self._matching.match(query, self._shares, self.blind, now)
         if branch is not None:
             self.values.asked(branch, query.request, reply.lineage)
@@ -157,6 +176,11 @@ class Directory:
             self.locations.list_references(node)
         return effects + self._effects()
 
+    def stand_by(self) -> list[Effect]:
+        """Another directory is asked from now on, and told how requests end."""
+        self.locations.jobs.append(self._forgotten(self.pending.requests()))
+        return self._effects()
+
     def speak(self, incarnation: int) -> list[Effect]:
         """Serve under a new incarnation: every pool is told everything anew."""
         self.incarnation = incarnation
@@ -168,6 +192,8 @@ class Directory:
         """Once a second: lost nodes, leases that are over, snapshots to ask again."""
         self.locations.tick(now)
         self.counters.expired_requests += self.pending.expire(now)
+        for router in self.routers.gone(now):
+            self.locations.jobs.append(self._forgotten(self.pending.requests(router)))
         holdings = ((node.name, node.holdings[Tier.L2]) for node in self.locations.nodes.values() if node.present)
         self._shares = {name: holding.referenced / holding.blocks for name, holding in holdings if holding.blocks}
         if self.branches.overdue(now):

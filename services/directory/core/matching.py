@@ -29,10 +29,10 @@ class Matching:
     def match(
         self, query: MatchQuery, shares: dict[str, float], blind: bool, now: float
     ) -> tuple[MatchReply, Branch | None]:
-        """The answer to one query, and the branch that it is about if that is known; an empty one to a release or a
-        word on where the request was placed."""
+        """The answer to one query, and the branch that waits for the request if one does; an empty one to a release or
+        a word on where the request was placed."""
         if query.release:
-            self._pending.release(query.request)
+            self._pending.end(query.request)
             return MatchReply(blocks=0, blind=blind), None
         if query.placed_node is not None:
             pending = self._pending.get(query.request)
@@ -55,7 +55,7 @@ class Matching:
             self._branches.touch(branch, now)
         claim = branch.claim if branch is not None else None
         ahead = self._pending.ahead(blocks, keys, query.request) if blocks < total else None
-        self._pending.add(query.request, blocks, keys, now)
+        waits = self._pending.add(query.request, blocks, keys, now, query.router)
         reply = MatchReply(
             blocks=blocks,
             known_blocks=known,
@@ -78,7 +78,7 @@ class Matching:
             absent=absent(tips, blocks) if blocks < known else [],
             context_blocks=branch.blocks if claim is not None and branch is not None else 0,
         )
-        return reply, branch
+        return reply, branch if waits else None
 
     def _lineage(
         self, query: MatchQuery, keys: Keys, tips: list[Tip], known: int

@@ -9,6 +9,8 @@ from services.directory.core.run import Keys
 
 STRIDE = 16
 """Every so many blocks a key is indexed. Keys are chained, so that a common key proves all blocks before it."""
+ENDED_KEPT = 10_000
+"""So many requests are remembered that ended before they were asked about."""
 FOLLOWERS_LOOKED_AT = 64
 """Where the first request with an indexed key goes another way within the stride, so many others with it are asked."""
 _NONE: Keys = memoryview(b"").cast("Q")
@@ -18,13 +20,15 @@ class Pending:
     """One request between its match and its end. `keys` are those of its prompt from number `start` on, which lie
     nowhere yet.
 
-    `followers`: later requests with some of the same keys. `rank`: how many came before it.
+    `followers`: later requests with some of the same keys. `rank`: how many came before it. `router`: who asked, ""
+    where that is not known.
     """
 
-    __slots__ = ("expires", "followers", "keys", "marks", "node", "rank", "request", "start")
+    __slots__ = ("expires", "followers", "keys", "marks", "node", "rank", "request", "router", "start")
 
-    def __init__(self, request: str, start: int, keys: Keys, expires: float, rank: int) -> None:
+    def __init__(self, request: str, start: int, keys: Keys, expires: float, rank: int, router: str) -> None:
         self.request = request
+        self.router = router
         self.rank = rank
         self.start = start
         self.keys = _NONE
@@ -50,13 +54,15 @@ class Pending:
 class PendingPrefixes:
     """By request id, oldest first. A marked key names the first request that computes it.
 
-    `lease_s`: a request that is neither answered nor released is forgotten after this time.
+    `lease_s`: a request that is neither answered nor released is forgotten after this time. What ends a request comes
+    another way than its question, and may come first.
     """
 
     def __init__(self, lease_s: float) -> None:
         self._lease_s = lease_s
         self._requests: OrderedDict[str, Pending] = OrderedDict()
         self._first: dict[int, Pending] = {}
+        self._ended: OrderedDict[str, None] = OrderedDict()
         self._ranks = 0
 
     def __len__(self) -> int:
@@ -65,21 +71,30 @@ class PendingPrefixes:
     def get(self, request: str) -> Pending | None:
         return self._requests.get(request)
 
-    def add(self, request: str, start: int, keys: Keys, now: float) -> None:
-        """Register a prompt whose blocks from `start` on lie nowhere; asked again, it keeps its rank and its node."""
+    def requests(self, router: str | None = None) -> list[str]:
+        """All of them, or those of one router."""
+        return [request for request, pending in self._requests.items() if router in (None, pending.router)]
+
+    def add(self, request: str, start: int, keys: Keys, now: float, router: str = "") -> bool:
+        """Register a prompt whose blocks from `start` on lie nowhere; asked again, it keeps its rank and its node.
+        False: it has ended already."""
+        if request in self._ended:
+            del self._ended[request]
+            return False
         former = self._requests.get(request)
         if former is not None and former.goes_with(start, keys):
             former.expires = now + self._lease_s
             self._requests.move_to_end(request)
-            return
+            return True
         self._ranks += 1
-        pending = Pending(request, start, keys, now + self._lease_s, self._ranks)
+        pending = Pending(request, start, keys, now + self._lease_s, self._ranks, router)
         if former is not None:
             pending.node = former.node
             self.release(request)
         self._requests[request] = pending
         if pending.marks:
             self._index(pending)
+        return True
 
     def ahead(self, known: int, keys: Keys, request: str) -> tuple[int, Pending] | None:
         """The first other request that computes block number `known` of `keys`, and how many leading blocks of `keys`
@@ -103,8 +118,15 @@ class PendingPrefixes:
             if self._requests.get(follower.request) is follower:
                 yield follower
 
+    def end(self, request: str) -> None:
+        """The request was answered, failed or was cancelled. It is not pending any more, nor if it is added later."""
+        if self.release(request) is None:
+            self._ended[request] = None
+            if len(self._ended) > ENDED_KEPT:
+                self._ended.popitem(last=False)
+
     def release(self, request: str) -> Pending | None:
-        """The request was answered, failed or was cancelled."""
+        """Forget a request; it may be added again."""
         pending = self._requests.pop(request, None)
         if pending is not None:
             for key in pending.marks:
@@ -132,6 +154,7 @@ class PendingPrefixes:
     def check(self) -> None:
         assert set(self._first) == {key for pending in self._requests.values() for key in pending.marks}
         assert all(self._requests[pending.request] is pending for pending in self._first.values())
+        assert not self._ended.keys() & self._requests.keys()
 
 
 def _rank(pending: Pending) -> int:
