@@ -68,8 +68,14 @@ class Feed:
         self.begin(0)
 
     def begin(self, incarnation: int) -> None:
-        self.incarnation, self.seq, self.synced = incarnation, 0, True
+        self.incarnation, self.seq, self.synced, self.silent = incarnation, 0, True, False
         self.waiting: dict[int, KvLocation] = {}
+
+    def fall_silent(self) -> None:
+        self.silent, self.synced = True, False
+
+    def is_late(self, incarnation: int) -> bool:
+        return incarnation < self.incarnation and not self.silent
 
 
 class World:
@@ -108,7 +114,7 @@ class World:
             elif isinstance(effect, NodeLost):
                 assert self.now - self.heard[effect.node] > NODE_TIMEOUT_S
                 self.forget(effect.node)
-                self.feeds[effect.node].begin(0)
+                self.feeds[effect.node].fall_silent()
 
     def forget(self, node: str) -> None:
         """The model's view of the node is void, and so is a snapshot under way."""
@@ -197,12 +203,12 @@ class World:
 
     def deliver(self, message: KvLocation) -> None:
         node, feed = message.node, self.feeds[message.node]
-        if message.incarnation >= feed.incarnation:
-            self.heard[node] = self.now
-        if message.incarnation > feed.incarnation:
-            if feed.incarnation:
-                self.forget(node)
-            feed.begin(message.incarnation)
+        if not feed.is_late(message.incarnation):
+            self.heard[node], feed.silent = self.now, False
+            if message.incarnation != feed.incarnation:
+                if feed.incarnation:
+                    self.forget(node)
+                feed.begin(message.incarnation)
         behind = False
         self.unheard.discard(node)
         if not message.changes and feed.synced and (message.incarnation, message.seq) == (feed.incarnation, feed.seq):
@@ -248,7 +254,7 @@ class World:
     def answer(self, node: str, rnd: random.Random) -> None:
         """A node's dump as of now, in parts, block by block in any order; what is on the way may be older."""
         pool, feed = self.pools[node], self.feeds[node]
-        if pool.incarnation < feed.incarnation:
+        if feed.is_late(pool.incarnation):
             self.refuse(node, rnd)
             return
         self.asked.discard(node)
@@ -261,7 +267,7 @@ class World:
         feed.seq = pool.seq
         feed.waiting = {seq: message for seq, message in feed.waiting.items() if seq > feed.seq}
         assert not feed.waiting, "a message is newer than the node's own count"
-        feed.synced = True
+        feed.synced, feed.silent = True, False
         for part in self.parts(node, rnd):
             self.perform(self.directory.on_snapshot(part, self.now))
         self.drain()

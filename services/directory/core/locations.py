@@ -80,7 +80,7 @@ class Locations:
 
     def on_snapshot(self, part: SnapshotPart, now: float) -> None:
         node = self.nodes.get(part.node)
-        if node is None or not node.asked or part.incarnation < (node.feed.incarnation or 0):
+        if node is None or not node.asked or node.feed.is_late(part.incarnation):
             self._counters.stray_snapshot_parts += 1
             return
         node.heard, node.lost = now, False
@@ -99,7 +99,7 @@ class Locations:
     def on_hello(self, hello: NodeHello, now: float) -> None:
         """Refuse a node unlike those that are here; ask a new one what it holds."""
         node = self._node(hello.node, now)
-        if hello.incarnation >= (node.feed.incarnation or 0):
+        if not node.feed.is_late(hello.incarnation):
             node.heard, node.lost = now, False
         peers = (peer.hello for peer in self.nodes.values() if peer is not node and peer.present and peer.hello)
         expected = next(peers, None)
@@ -126,7 +126,7 @@ class Locations:
                 node.lost = True
                 self.effects.append(NodeLost(node.name, now - node.heard))
                 self._renew(node)
-                node.feed.forget()
+                node.feed.fall_silent()
             elif node.retry_at is not None and now >= node.retry_at:
                 node.retry_at = None
                 self._repair(node, "retry")

@@ -34,21 +34,24 @@ class NodeFeed:
     """A cursor (incarnation, seq). A life starts at seq 0 with nothing held, so its first message needs no snapshot.
 
     Out of order means not `synced`: a snapshot is needed, and until it is in later messages wait in `buffer`, at most
-    `buffer_messages` of them (more are left out and make a new gap when their turn comes). The cursor never goes back;
-    only when the node has fallen silent is it forgotten, so that a life whose clock went back is heard after all.
+    `buffer_messages` of them (more are left out and make a new gap when their turn comes). Within an incarnation the
+    cursor never goes back. A lower incarnation is late, unless the node has fallen silent: then it is the next life,
+    whose clock went back.
     """
 
     def __init__(self, buffer_messages: int) -> None:
         self.incarnation: int | None = None
         self.seq = 0
         self.synced = True
+        self.silent = False
         self.buffer: dict[int, KvLocation] = {}
         self._room = buffer_messages
 
     def offer(self, message: KvLocation) -> Step:
         """One message of the node, heartbeats included."""
-        if self.incarnation is not None and message.incarnation < self.incarnation:
+        if self.is_late(message.incarnation):
             return Step(Arrival.LATE)
+        self.silent = False
         new_life = self.incarnation is not None and message.incarnation != self.incarnation
         if message.incarnation != self.incarnation:
             self._begin(message.incarnation)
@@ -67,10 +70,13 @@ class NodeFeed:
         self.buffer[message.seq] = message
         return Step(Arrival.GAP if was_synced else Arrival.BUFFERED, new_life)
 
-    def forget(self) -> None:
-        """The life we knew is over: the next message begins another, whatever its incarnation."""
-        self.incarnation, self.seq, self.synced = None, 0, True
-        self.buffer = {}
+    def is_late(self, incarnation: int) -> bool:
+        """Whether the life of this incarnation is over, since a later one speaks."""
+        return self.incarnation is not None and incarnation < self.incarnation and not self.silent
+
+    def fall_silent(self) -> None:
+        """The life we knew may be over: nothing of it is to be trusted, another may follow under any number."""
+        self.silent, self.synced = True, False
 
     def doubt(self) -> None:
         """What we know of the node is not to be trusted: a snapshot is needed."""
@@ -78,15 +84,15 @@ class NodeFeed:
 
     def wants(self, incarnation: int, seq: int) -> bool:
         """Whether a snapshot as of (incarnation, seq) is needed and not older than what we know."""
-        if self.incarnation is None or incarnation > self.incarnation:
-            return True
-        return not self.synced and incarnation == self.incarnation and seq >= self.seq
+        if incarnation != self.incarnation:
+            return not self.is_late(incarnation)
+        return not self.synced and seq >= self.seq
 
     def loaded(self, incarnation: int, seq: int) -> None:
         """A wanted snapshot replaced what we knew; `following` has the rest."""
         if incarnation != self.incarnation:
             self._begin(incarnation)
-        self.seq, self.synced = seq, False
+        self.seq, self.synced, self.silent = seq, False, False
         self.buffer = {number: message for number, message in self.buffer.items() if number > seq}
 
     def following(self) -> KvLocation | None:
