@@ -12,7 +12,8 @@ BranchKey = tuple[str, str]
 
 
 class Claim(NamedTuple):
-    """An active branch claims every block up to `tip` on its prefill node and on its decode node (None: not yet)."""
+    """An active branch claims every block up to `tip` on its prefill node and on its decode node (None: not yet).
+    One that ended with its parent may have its claim a moment longer (References.leaving)."""
 
     tip: Tip
     prefill: str | None

@@ -173,7 +173,7 @@ class BranchEvents:
         decode = event.decode_node or (claimed.decode if claimed is not None else None)
         self._references.claim(branch, None if tip is None else Claim(tip, prefill, decode), blocks)
         parent = self._branches.get(branch.parent) if opened and branch.inferred and branch.parent else None
-        if parent is not None and parent.claim is not None and tip is not None and branch.kind is BranchKind.FORK:
+        if parent is not None and parent.active and parent.claim and tip is not None and branch.kind is BranchKind.FORK:
             self._branches.departs(branch, parent, common_blocks(parent.claim.tip, tip))
 
     def _tip(self, branch: Branch, event: BranchEvent, blocks: int) -> Tip | None:

@@ -90,12 +90,15 @@ class Branches:
         self._active.move_to_end(branch.key)
 
     def end(self, branch: Branch, cascade: bool) -> None:
-        """The branch ends, and with `cascade` all that descends from it."""
+        """The branch ends, and with `cascade` all that descends from it, though there may be thousands: their claims
+        go one branch at a time."""
         waiting, seen = [branch.key], {branch.key}
         while waiting:
             current = self.get(waiting.pop())
             if current is None:
                 continue
+            if current is not branch:
+                self._references.leave(current)
             self._retire(current, BranchState.ENDED)
             if cascade:
                 below = [key for key in self._children.get(current.key, ()) if key not in seen]
@@ -190,7 +193,8 @@ class Branches:
     def _retire(self, branch: Branch, state: BranchState) -> None:
         over = state is BranchState.ENDED and branch.state is not BranchState.ENDED
         branch.state = state
-        self._references.claim(branch, None, branch.blocks)
+        if branch not in self._references.leaving:
+            self._references.claim(branch, None, branch.blocks)
         if over:
             branch.life = min(branch.life + 1, LARGEST_LIFE)
             self.anchors.remove(branch)
@@ -200,6 +204,7 @@ class Branches:
         self._inactive.move_to_end(branch.key)
         while len(self._inactive) > self._inactive_kept:
             _, oldest = self._inactive.popitem(last=False)
+            self._references.settle(oldest)
             self.anchors.remove(oldest)
             self._disown(oldest)
             self._table[oldest.number] = None
@@ -213,7 +218,7 @@ class Branches:
         for key, branch in self._inactive.items():
             assert branch.key == key
             assert not branch.active
-            assert branch.claim is None
+            assert branch.claim is None or branch in self._references.leaving
         assert not self._active.keys() & self._inactive.keys()
         seen = [branch.seen for branch in self._active.values()]
         assert seen == sorted(seen), "active branches are not in order of their last activity"

@@ -64,7 +64,7 @@ def _below(run: Run, offset: int) -> Iterator[Branch | None]:
     """Branches whose context ends on `run` at or behind `offset`, or on a run that hangs there; None for anything else
     that was looked at on the way."""
     for branch in run.tips:
-        yield branch if branch.claim is not None and branch.claim.tip[1] >= offset else None
+        yield branch if branch.active and branch.claim is not None and branch.claim.tip[1] >= offset else None
     waiting: list[Run] = []
     for child in run.children.values():
         yield None
@@ -72,7 +72,7 @@ def _below(run: Run, offset: int) -> Iterator[Branch | None]:
             waiting.append(child)
     while waiting:
         below = waiting.pop()
-        yield from below.tips
+        yield from (branch if branch.active else None for branch in below.tips)
         for child in below.children.values():
             yield None
             waiting.append(child)

@@ -212,6 +212,7 @@ class Directory:
     def has_work(self) -> bool:
         return bool(
             self.locations.jobs
+            or self.references.leaving
             or self.reachability.stale
             or self.values.due
             or self.tree.idle_blocks > self.config.remember_blocks
@@ -224,7 +225,12 @@ class Directory:
             if jobs:
                 if next(jobs[0], _DONE) is _DONE:
                     jobs.popleft()
-            elif not (self.reachability.step() or self.values.step() or self.tree.forget(self.config.remember_blocks)):
+            elif not (
+                self.references.step()
+                or self.reachability.step()
+                or self.values.step()
+                or self.tree.forget(self.config.remember_blocks)
+            ):
                 break
         return self._effects()
 

@@ -53,7 +53,7 @@ class Matching:
         branch, parent, inferred, judgement = self._lineage(query, keys, tips, known)
         if branch is not None:
             self._branches.touch(branch, now)
-        claim = branch.claim if branch is not None else None
+        claim = branch.claim if branch is not None and branch.active else None
         ahead = self._pending.ahead(blocks, keys, query.request) if blocks < total else None
         waits = self._pending.add(query.request, blocks, keys, now, query.router)
         reply = MatchReply(

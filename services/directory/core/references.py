@@ -39,6 +39,8 @@ class References:
         self.claimed_blocks = 0
         self._decoding: dict[str, dict[Branch, None]] = {}
         self._switching: dict[Branch, str] = {}
+        self.leaving: dict[Branch, None] = {}
+        """Branches that claim nothing any more; `step` takes their claims away."""
 
     def claim(self, branch: Branch, new: Claim | None, blocks: int) -> None:
         """`branch` claims exactly the `blocks` blocks of `new` from now on; None ends all its claims."""
@@ -58,6 +60,17 @@ class References:
         self._report(before)
         for told in self.on_claim:
             told(branch, old, new)
+
+    def leave(self, branch: Branch) -> None:
+        """`branch` claims nothing from now on; `step` does the work, or `settle` once its claim is asked about."""
+        self.leaving[branch] = None
+
+    def step(self) -> bool:
+        """Take away the claims of one branch that left; whether there was one."""
+        branch = next(iter(self.leaving), None)
+        if branch is not None:
+            self.settle(branch)
+        return branch is not None
 
     def copied(self, node: str, run: Run, new: Spans) -> None:
         """`node` reports copies: a claim that was kept elsewhere for want of them comes home."""
@@ -82,8 +95,11 @@ class References:
         return one_by_one()
 
     def settle(self, branch: Branch) -> None:
-        """If its decode node went to prefill: the decode claims of `branch` there end, and on blocks whose only copy
-        lies there they become prefill claims. To be called before its claim is read."""
+        """To be called before the claim of `branch` is read. If it left, its claims end. If its decode node went to
+        prefill, the decode claims there end, and on blocks whose only copy lies there they become prefill claims."""
+        if branch in self.leaving:
+            del self.leaving[branch]
+            self.claim(branch, None, branch.blocks)
         node = self._switching.pop(branch, None)
         claim = branch.claim
         if node is None or claim is None:
