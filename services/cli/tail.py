@@ -7,29 +7,21 @@ from typing import Any
 
 import msgspec
 
-from schemas import branch, iteration_model, kv, phase, serve, telemetry
+from schemas.branch import BranchEvent, decode_branch_event
+from schemas.channels import CHANNELS
 from schemas.codec import Decoder, RejectedMessage
-from schemas.subjects import Subjects, parse
+from schemas.subjects import Subject, Subjects, parse
 from services.bus import Delivery
 from services.cli.connection import Target
 
-DECODERS: dict[tuple[str, str], Decoder[Any]] = {
-    ("branch", "event"): branch.BRANCH_EVENT,
-    ("telemetry", "iteration"): telemetry.ITERATION_BATCH,
-    ("telemetry", "node"): telemetry.NODE_TELEMETRY,
-    ("telemetry", "request"): telemetry.REQUEST_TELEMETRY,
-    ("telemetry", "router"): telemetry.ROUTER_TELEMETRY,
-    ("phase", "command"): phase.PHASE_COMMAND,
-    ("phase", "state"): phase.PHASE_STATE,
-    ("planner", "decision"): phase.DECISION,
-    ("planner", "models"): iteration_model.PLANNER_MODELS,
-    ("kv", "location"): kv.KV_LOCATION,
-    ("kv", "reference"): kv.KV_REFERENCE,
-    ("node", "hello"): kv.NODE_HELLO,
-    ("serve", ""): serve.SERVE_REQUEST,
-    ("reply", ""): serve.REPLY_BATCH,
-    ("cancel", ""): serve.CANCEL_REQUEST,
-    ("handoff", ""): serve.HANDOFF,
+
+def _kind(subject: Subject) -> tuple[str, str, str | None]:
+    """What the type of a message follows from; of a question the verb too, which stands where others name an entity."""
+    return subject.topic, subject.event, subject.entity if subject.topic == "query" else None
+
+
+DECODERS: dict[tuple[str, str, str | None], Decoder[Any]] = {
+    _kind(parse(channel.address)): Decoder(channel.message) for channel in CHANNELS if channel.message is not None
 }
 
 
@@ -59,17 +51,23 @@ def line_of(delivery: Delivery, wanted: Filter) -> str | None:
         subject = parse(delivery.subject)
     except ValueError:
         return None
-    decoder = DECODERS.get((subject.topic, subject.event))
+    decoder = DECODERS.get(_kind(subject))
     if decoder is None:
         content: dict[str, Any] = {"bytes": len(delivery.data)}
     else:
         try:
-            content = _plain(decoder.decode(delivery.data))
+            content = _plain(_decoded(decoder, delivery))
         except RejectedMessage as rejected:
             content = {"rejected": rejected.reason, "error": str(rejected)}
     if not wanted.takes(subject.entity, content):
         return None
     return f"{delivery.subject} {msgspec.json.encode(content).decode()}"
+
+
+def _decoded(decoder: Decoder[Any], delivery: Delivery) -> Any:
+    if decoder.kind is BranchEvent:
+        return decode_branch_event(delivery.data, delivery.headers, delivery.subject)
+    return decoder.decode(delivery.data)
 
 
 def _plain(message: Any) -> dict[str, Any]:

@@ -2,15 +2,18 @@
 
 import json
 
+import msgpack
 import pytest
 
 from schemas.branch import BranchEvent, BranchEventType
+from schemas.channels import CHANNELS, Channel
 from schemas.codec import encode
 from schemas.kv import ChangeType, KvLocation, LocationChange, Tier
 from schemas.phase import Phase, PhaseState, SwitchState
 from schemas.subjects import Subjects
 from services.bus import Delivery
 from services.cli.tail import Filter, line_of, patterns
+from tests.contract.messages import filled
 
 SUBJECTS = Subjects()
 
@@ -41,6 +44,25 @@ def test_a_message_is_shown_decoded_and_packed_keys_by_their_size() -> None:
     assert line["changes"] == [{"type": "stored", "tier": "l2", "hashes": "<24 bytes>"}]
 
 
+@pytest.mark.parametrize("channel", [each for each in CHANNELS if each.message is not None], ids=lambda each: each.name)
+def test_every_message_of_the_wire_is_decoded(channel: Channel) -> None:
+    assert channel.message is not None
+    subject = channel.address.format(partition="p0", **dict.fromkeys(channel.parameters[1:], "n1"))
+    if channel.name == "branchEvent":
+        subject = SUBJECTS.branch_event("b")
+    sent = filled(channel.message) | ({"tenant": ""} if channel.name == "branchEvent" else {})
+    line = shown(Delivery(subject, msgpack.packb(sent)))
+    assert line is not None
+    assert line.keys() == sent.keys()
+
+
+def test_a_branch_event_in_json_is_shown_like_any_other() -> None:
+    data = b'{"v": 1, "id": "e", "t": 1, "branch": "b", "type": "open"}'
+    line = shown(Delivery(SUBJECTS.branch_event("b"), data, headers={"content-type": "application/json"}))
+    assert line is not None
+    assert (line["id"], line["type"]) == ("e", "open")
+
+
 def test_filters_by_node_and_by_branch() -> None:
     state = PhaseState(
         id="s", t=0.0, node="node-1", phase=Phase.DECODE, epoch=1, state=SwitchState.SERVING, took_s=None
@@ -62,5 +84,5 @@ def test_a_message_that_cannot_be_read_says_why() -> None:
 
 
 def test_subjects_without_a_known_message_show_their_size() -> None:
-    assert shown(Delivery("ei.p0.pool.lease.node-0", b"1234")) == {"bytes": 4}
+    assert shown(Delivery("ei.p0.node.who", b"1234")) == {"bytes": 4}
     assert line_of(Delivery("$SRV.PING", b""), Filter()) is None
