@@ -88,6 +88,13 @@ def read_seed(nkey: str) -> str | None:
     return seed
 
 
+def seed_named(nkey: str) -> str:
+    """Where the seed of `nats_nkey` is, for an error text: never the seed itself."""
+    if not nkey:
+        return "none (nats_nkey)"
+    return "given in nats_nkey" if nkey.startswith("SU") and "/" not in nkey else nkey
+
+
 def _read(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text())

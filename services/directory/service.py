@@ -38,6 +38,7 @@ from services.directory.settings import DirectorySettings
 from services.directory.snapshots import Snapshots
 from services.directory.standby import Standby
 from services.observe import RateLimitedLog
+from services.settings import seed_named
 
 T = TypeVar("T")
 TICK_S = 1.0
@@ -77,6 +78,7 @@ class DirectoryService:
             app.bus,
             self._subjects,
             settings.name,
+            seed_named(settings.nats_nkey),
             self._core,
             app.clock,
             app.log,
@@ -95,6 +97,7 @@ class DirectoryService:
         self._started = False
 
     async def start(self) -> None:
+        await self._standby.beat()  # whether the broker lets it is known when it has answered what is asked here
         sequence = await self._checkpoints.restore()
         for stream in (branch_stream(self._subjects), phase_stream(self._subjects)):
             await self._bus.ensure_stream(
