@@ -65,6 +65,7 @@ class ModelBranch:
     departed: list[tuple[int, Context]] = field(default_factory=list)
     claimed: Claimed | None = None
     kept: dict[int, str] = field(default_factory=dict)
+    with_descendants: bool = False
 
     def claims(self, key: int) -> bool:
         """Whether it claims this block on any node."""
@@ -207,7 +208,12 @@ class Model:
                 branch.version, branch.fresh, branch.departed = version, True, []
         else:
             kinds = {BranchEventType.FORK: BranchKind.FORK, BranchEventType.SUBAGENT: BranchKind.SUBAGENT}
+            had_parent = branch.parent is not None
             self._adopt(event, branch, kinds.get(event.type))
+            parent = self.branches.get(branch.parent or "")
+            gone = parent is not None and parent.state is BranchState.ENDED and parent.with_descendants
+            if gone and not had_parent and not branch.prompt:
+                self._end(event.branch, cascade=True, done=set())
 
     def _adopt(self, event: BranchEvent, branch: ModelBranch, kind: BranchKind | None) -> None:
         if kind not in (None, BranchKind.TRANSIENT) and branch.kind is BranchKind.MAIN:
@@ -220,6 +226,7 @@ class Model:
         branch = self.branches[name]
         branch.life += branch.state is not BranchState.ENDED
         branch.state, branch.departed = BranchState.ENDED, []
+        branch.with_descendants = cascade
         self._unclaim(branch)
         for child, other in self.branches.items():
             if cascade and other.parent == name and child not in done:

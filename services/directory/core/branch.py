@@ -38,13 +38,14 @@ class Branch:
     parent's after `shared_blocks`, and what it is to the parent is not known yet; `heir`: the last one that left it.
     `parent_seen`: when the parent was last active before that. `began_blocks`: of the first prompt of the branch that
     all this goes back to. `asked`: the last request that was taken to extend it. `confirmed`: how many did.
-    `number`: its place among all branches.
+    `number`: its place among all branches. `with_descendants`: whether its end, if it has ended, was theirs too.
     """
 
     __slots__ = (
         "anchor", "asked", "began_blocks", "blocks", "claim", "compacting", "confirmed", "decode", "departed",
         "family", "first_blocks", "fresh", "grown", "heir", "inferred", "kept", "key", "kind", "left", "life", "number",
         "parent", "parent_seen", "prefill", "seen", "shared_blocks", "state", "unsettled", "version",
+        "with_descendants",
     )  # fmt: skip
 
     def __init__(self, key: BranchKey, now: float) -> None:
@@ -55,6 +56,7 @@ class Branch:
         self.state = BranchState.ACTIVE
         self.version = 0
         self.life = 0
+        self.with_descendants = False
         self.family: str | None = None
         self.inferred = False
         self.fresh = True

@@ -60,16 +60,28 @@ class BranchEvents:
             self._references.tree.journal.changed(branch)
 
     def _open(self, key: BranchKey, parent: BranchKey | None, event: BranchEvent, now: float) -> None:
+        """A branch that turns out to descend from one that has ended with all its descendants has ended too, as if this
+        had come before that end; its next request revives it."""
         branch = self._current(key, event)
-        if branch is not None:
-            self._branches.adopt(branch, parent, KINDS.get(event.type))
-            self._branches.touch(branch, now)
-        elif self._branches.get(key) is None:
+        new = branch is None and self._branches.get(key) is None
+        if new:
             branch = self._branches.open(key, now)
             branch.version = event.version or 0
-            self._branches.adopt(branch, parent, KINDS.get(event.type))
-            if event.type is BranchEventType.FORK:
-                self._inherit(branch)
+        if branch is None:
+            return
+        had_parent = branch.parent is not None
+        self._branches.adopt(branch, parent, KINDS.get(event.type))
+        if not had_parent and branch.anchor is None and self._ended_with_descendants(branch.parent):
+            self._counters.late_events += 1
+            self._branches.end(branch, cascade=True)
+        elif not new:
+            self._branches.touch(branch, now)
+        elif event.type is BranchEventType.FORK:
+            self._inherit(branch)
+
+    def _ended_with_descendants(self, key: BranchKey | None) -> bool:
+        branch = self._branches.get(key) if key is not None else None
+        return branch is not None and branch.state is BranchState.ENDED and branch.with_descendants
 
     def _inherit(self, branch: Branch) -> None:
         """A fork reuses its parent's context from the start: it claims what its parent claims."""
@@ -142,7 +154,8 @@ class BranchEvents:
 
     def _follow(self, branch: Branch, event: BranchEvent, tip: Tip | None, blocks: int, now: float) -> None:
         """Claims go to exactly the blocks of the new context, unless the request was only a transient one: that shows
-        no more than that its branch lives."""
+        no more than that its branch lives. Within a version the stream's order counts: a shorter context may be a late
+        one or a template that drops older output, and nothing in it tells which."""
 
         def key_at(number: int) -> int | None:
             return key_from_end(tip, blocks - 1 - number) if tip is not None and number < blocks else None

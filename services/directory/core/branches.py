@@ -100,6 +100,7 @@ class Branches:
             if current is not branch:
                 self._references.leave(current)
             self._retire(current, BranchState.ENDED)
+            current.with_descendants = cascade
             if cascade:
                 below = [key for key in self._children.get(current.key, ()) if key not in seen]
                 seen.update(below)

@@ -69,6 +69,7 @@ class SavedBranch(msgspec.Struct, frozen=True, array_like=True, gc=False):
     confirmed: Count
     heir: tuple[str, str] | None
     parent_seen: float | None
+    with_descendants: bool = False
 
 
 class End(msgspec.Struct, frozen=True, array_like=True):
@@ -257,6 +258,7 @@ def _saved(branch: Branch) -> SavedBranch:
         confirmed=branch.confirmed,
         heir=branch.heir.key if branch.heir is not None else None,
         parent_seen=branch.parent_seen,
+        with_descendants=branch.with_descendants,
     )
 
 
@@ -274,5 +276,6 @@ def _branch(saved: SavedBranch, later_s: float) -> Branch:
     branch.left, branch.unsettled = saved.left, saved.unsettled
     branch.first_blocks, branch.shared_blocks = saved.first_blocks, saved.shared_blocks
     branch.began_blocks, branch.confirmed = saved.began_blocks, saved.confirmed
+    branch.with_descendants = saved.with_descendants
     branch.parent_seen = saved.parent_seen + later_s if saved.parent_seen is not None else None
     return branch
