@@ -278,7 +278,7 @@ def test_our_core_moves_workers_to_the_bottleneck_and_keeps_their_number() -> No
         assert said["next_tick_ms"] == 1e3 * (now + 1.0)
         if wanted != before:
             break
-    assert 240 <= now <= 300, "four slices show it plainly"
+    assert 590 <= now <= 610, "at the end of the first window"
     assert wanted[1] > 3
     assert policy.changes == [(now, "prefill", 6, wanted[0]), (now, "decode", 3, wanted[1])]
     assert policy.core.switches.open
