@@ -126,6 +126,8 @@ CONTEXT = {"tip": 14, "blocks": 2, "keys": [7, 14], "base": 21}
 @example(
     [("hello", {"block_size": 2**20}), said("context", **CONTEXT | {"blocks": 2**31 - 1, "base_blocks": 2**31 - 3})]
 )
+@example([("location", {"hashes": [7], "parent": 0}), ("location", {"incarnation": 0, "hashes": [7]})])
+@example([("location", {"hashes": [7]}), ("location", {"seq": 2, "hashes": [7, 14], "parent": 7})])
 def test_no_integer_breaks_answers_or_checkpoints(told: list[tuple[str, dict[str, Any]]]) -> None:
     heard = Heard()
     for what, given_fields in told:

@@ -125,7 +125,7 @@ class PrefixTree:
             if child is not None and child.offset == position:
                 run, position = child, 0
                 continue
-            if child is not None:
+            if child is not None or self.find(keys[done]) is not None:
                 self.conflicts += 1
                 break
             last = self._up_to_orphan(keys, done) if self.orphans else total
@@ -188,7 +188,7 @@ class PrefixTree:
         if run is None or held is None or parent is None:
             return None
         first = len(run.keys)
-        if held[-1] != first or int.from_bytes(packed[:KEY_BYTES], "little") in run.children:
+        if held[-1] != first or self.find(int.from_bytes(packed[:KEY_BYTES], "little")) is not None:
             return None
         del self._ends[parent]
         self._places.put(run, first - 1)
