@@ -146,6 +146,7 @@ class World:
 
 @settings(max_examples=60, deadline=None)
 @example(35)
+@example(661)
 @given(st.integers(0, 10**6))
 def test_a_scarce_pool_knows_what_every_claimed_copy_is_worth(seed: int) -> None:
     world = World(seed)

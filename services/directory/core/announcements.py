@@ -43,7 +43,7 @@ class Announcements:
         now = run.referenced(node)
         if now == was:
             return
-        if not run.kept and len(was) <= 2:
+        if not run.kept and len(was) <= 2 and not (was and was[0]):  # else a claim that was kept has just ended
             old, new = (was[-1] if was else 0), (now[-1] if now else 0)
             gained, lost = ([old, new], NOTHING) if new > old else (NOTHING, [new, old])
         else:
