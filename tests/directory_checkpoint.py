@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable
 
+from schemas.kv import keys_of as unpack
 from services.directory.checkpoints import frame
-from services.directory.core.checkpoint import PART, Part, Saving, restore
+from services.directory.core.checkpoint import PART, Part, SavedBranch, Saving, restore
 from services.directory.core.directory import Directory
 
 
@@ -30,3 +31,14 @@ def put_back(directory: Directory, parts: Iterable[Part], now: float = 0.0, wall
     """All of it into a new directory."""
     for _ in restore(directory, parts, now, wall):
         pass
+
+
+def said(parts: list[Part]) -> dict[tuple[str, str], SavedBranch]:
+    """The last word of a checkpoint on each branch."""
+    return {(branch.tenant, branch.id): branch for part in parts for branch in part.branches}
+
+
+def links(parts: list[Part]) -> set[tuple[int | None, int]]:
+    """Every block of a checkpoint with the one before it."""
+    chains = [(chain.parent, unpack(chain.keys).tolist()) for part in parts for chain in part.chains]
+    return {pair for before, keys in chains for pair in zip([before, *keys], keys, strict=False)}
