@@ -2,6 +2,7 @@
 
 import random
 
+import numpy as np
 from directory_model import keys_of, pack
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -83,8 +84,29 @@ def test_the_index_names_the_run_of_every_key_at_any_size() -> None:
     assert len(truth) > 3 * LOTS * LOT_KEYS * MERGED_AT_ONCE // 4
     for key in rnd.sample(list(truth), 3000):
         assert truth[key] is None or truth[key] in index.find(key)
+        assert truth[key] is None or index.may_have(key)
     assert not any(list(index.find(rnd.getrandbits(64))) for _ in range(100))
     index.check()
+
+
+def test_most_new_keys_are_known_as_such_before_while_and_after_the_filter_grows() -> None:
+    rng, index = np.random.default_rng(3), KeyIndex()
+    keys = rng.integers(0, 1 << 64, 1_300_000, np.uint64)
+    strangers = rng.integers(0, 1 << 64, 1_000, np.uint64).tolist()
+    for start in range(0, len(keys), 1_000):
+        index.put(keys[start : start + 1_000].tobytes(), start)
+        if start % 26_000 == 0:
+            assert all(index.may_have(key) for key in keys[: start + 1_000 : 97].tolist())
+            assert sum(map(index.may_have, strangers)) < 350
+
+
+def test_the_filter_forgets_what_is_long_gone() -> None:
+    rng, index = np.random.default_rng(4), KeyIndex()
+    for ident in range(1_200):
+        keys = rng.integers(0, 1 << 64, 1_000, np.uint64).tobytes()
+        index.put(keys, ident)
+        index.take(keys, ident)
+    assert sum(map(index.may_have, rng.integers(0, 1 << 64, 1_000, np.uint64).tolist())) < 350
 
 
 def test_what_was_put_and_taken_back_is_not_kept() -> None:

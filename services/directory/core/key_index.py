@@ -10,6 +10,8 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
+from services.directory.core.key_filter import KeyFilter
+
 IDENT_BITS = 27
 LOT_KEYS = 4096
 LOTS = 8
@@ -99,12 +101,15 @@ class KeyIndex:
     """An entry is the first bits of a key, the ident of its run, and whether it was put or taken back; who looks for a
     key asks the runs named. New keys gather as they come; full lots of them are sorted, and levels of like size are
     merged, one part with every further lot. So a change pays for a lot and a few parts at most, and a key costs 8 bytes
-    in the end.
+    in the end, and a byte or two in the filter that knows most new keys as such.
     """
 
     def __init__(self) -> None:
         self._keys = array("Q")
         self._marks: list[tuple[int, int]] = []
+        self._gathered = np.zeros(1 << 16, np.uint8)
+        self._gathered_view = self._gathered.data
+        self._filter = KeyFilter()
         self._lots: list[_Level] = []
         self._tiers: list[list[_Level]] = [[]]
         self._merges: dict[int, _Merge] = {}
@@ -116,6 +121,10 @@ class KeyIndex:
     def take(self, packed: bytes, ident: int) -> None:
         """These keys, put before, are no longer in run `ident`."""
         self._mark(packed, ident << 1 | 1)
+
+    def may_have(self, key: int) -> bool:
+        """False only if no run has `key`: for most new keys, and at once."""
+        return self._gathered_view[key & 0xFFFF] != 0 or self._filter.may_have(key)
 
     def find(self, key: int) -> Iterator[int]:
         """Idents of the runs that may hold `key`; the one that does is among them."""
@@ -136,6 +145,7 @@ class KeyIndex:
 
     def _mark(self, packed: bytes, mark: int) -> None:
         self._keys.frombytes(packed)
+        self._gathered.put(np.frombuffer(packed, np.uint16)[::4], 1)
         self._marks.append((mark, len(packed) >> 3))
         if len(self._keys) >= LOT_KEYS:
             self._next_lot()
@@ -147,6 +157,10 @@ class KeyIndex:
         lot.sort()
         self._lots.append(_Level([lot], _taken(lot) if any(mark & 1 for mark in marks) else 0))
         self._keys, self._marks = array("Q"), []
+        self._gathered.fill(0)
+        self._filter.add(lot, self.entries())
+        if piece := self._filter.piece():
+            self._filter.refill(entries for level in self._levels() for entries in level.between(*piece))
         if len(self._lots) >= LOTS:
             takes = any(lot.taken for lot in self._lots)
             entries = _merged([lot.parts[0] for lot in self._lots], takes)
@@ -176,14 +190,18 @@ class KeyIndex:
 
     def entries(self) -> int:
         """Entries kept, those that cancel each other included."""
-        merging = [level for merge in self._merges.values() for level in merge.sources]
-        levels = [level for tier in self._tiers for level in tier]
-        return len(self._keys) + sum(level.total for level in self._lots + levels + merging)
+        return len(self._keys) + sum(level.total for level in self._levels())
+
+    def _levels(self) -> Iterator[_Level]:
+        yield from self._lots
+        for levels in self._tiers:
+            yield from levels
+        for merge in self._merges.values():
+            yield from merge.sources
 
     def check(self) -> None:
         """Assert that levels are in order and every part keeps to its range."""
-        merging = [merge.sources for merge in self._merges.values()]
-        for level in [level for levels in [*self._tiers, *merging] for level in levels]:
+        for level in self._levels():
             for number, part in enumerate(level.parts):
                 entries = part.tolist()
                 assert all(a <= b for a, b in pairwise(entries))

@@ -64,6 +64,10 @@ class PrefixTree:
                 return run, at
         return None
 
+    def is_known(self, key: int) -> bool:
+        """Whether `key` stands in a run; quick for one that does not."""
+        return self._index.may_have(key) and self.find(key) is not None
+
     def is_held(self, key: int) -> bool:
         """Whether a copy of this block lies anywhere."""
         place = self.find(key)
@@ -125,7 +129,7 @@ class PrefixTree:
             if child is not None and child.offset == position:
                 run, position = child, 0
                 continue
-            if child is not None or self.find(keys[done]) is not None:
+            if child is not None or self.is_known(keys[done]):
                 self.conflicts += 1
                 break
             last = self._up_to_orphan(keys, done) if self.orphans else total
@@ -188,7 +192,7 @@ class PrefixTree:
         if run is None or held is None or parent is None:
             return None
         first = len(run.keys)
-        if held[-1] != first or self.find(int.from_bytes(packed[:KEY_BYTES], "little")) is not None:
+        if held[-1] != first or self.is_known(int.from_bytes(packed[:KEY_BYTES], "little")):
             return None
         del self._ends[parent]
         self._places.put(run, first - 1)
@@ -263,7 +267,7 @@ class PrefixTree:
         group = self.orphans.get(parent, {})
         if keys[0] in group:
             return group[keys[0]]
-        if self.find(keys[0]) is not None:
+        if self.is_known(keys[0]):
             self.conflicts += 1
             return None
         run = self._new(None, 0, keys[: self._up_to_orphan(keys, 0)], parent)
@@ -377,7 +381,7 @@ class PrefixTree:
             blocks, idle = blocks + len(run.keys), idle + run.idle
             assert run.idle == len(run.keys) - run.needed() >= 0, (run.ident, run.idle)
             assert bool(run.idle) == (run in self._idle)
-            assert all(self.find(key) == (run, offset) for offset, key in enumerate(run.keys))
+            assert all(self.is_known(key) and self.find(key) == (run, offset) for offset, key in enumerate(run.keys))
             offsets = sorted(child.offset for child in run.children.values())
             assert offsets == sorted(end for end, times in run.forks.counts.items() for _ in range(times))
             assert all(child.parent is run and child.keys[0] == key for key, child in run.children.items())
