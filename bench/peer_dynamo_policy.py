@@ -14,6 +14,7 @@ from schemas.phase import Phase, PhaseState, Split, SwitchState
 from schemas.telemetry import Iteration, IterationBatch, KvUse, NodeTelemetry, RequestTelemetry, TierUse
 from services.engine.core.timing import attention_pairs
 from services.planner.core.ordering import Command
+from services.planner.core.options import DecideSettings
 from services.planner.core.policy import Planner, PlannerSettings
 
 TICK_S = 1.0
@@ -80,7 +81,10 @@ class CorePolicy:
     """What the replay calls. `changes`: (seconds, kind of worker, how many there were, how many were ordered)."""
 
     def __init__(self, split: Split, sessions: int, capacity_tokens: int, batch_tokens: int, block_tokens: int) -> None:
-        settings = PlannerSettings(block_size=block_tokens, switch_timeout_s=3600.0, mode="on", warm_up=False)
+        decide = DecideSettings(by_start=False)  # its snapshots do not tell of all prefill iterations
+        settings = PlannerSettings(
+            block_size=block_tokens, switch_timeout_s=3600.0, mode="on", warm_up=False, decide=decide
+        )
         self.core = Planner(settings, 0.0)
         self.changes: list[tuple[float, str, int, int]] = []
         self.decisions: list[str] = []

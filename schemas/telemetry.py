@@ -57,6 +57,8 @@ class KvUse(msgspec.Struct, frozen=True, kw_only=True):
 class NodeTelemetry(Message, frozen=True, kw_only=True):
     """`telemetry.node`: a node's heartbeat, every second; router and planner judge liveness from it alone.
 
+    `decoding_by_length`: running decode requests by the tokens they have given: element k counts those with 2^k to
+    2^(k+1) - 1 (element 0: at most one); what is not said is 0.
     `incarnation` and `last_kv_seq` are the pool's (they go with kv.location); `engine_incarnation` changes when the
     engine process was started anew, so that its requests are gone.
     """
@@ -73,6 +75,7 @@ class NodeTelemetry(Message, frozen=True, kw_only=True):
     engine_incarnation: Incarnation = 0
     running_prefill: Count = 0
     running_decode: Count = 0
+    decoding_by_length: Annotated[list[Count], Meta(max_length=32)] = []
     ready: bool = True
 
 

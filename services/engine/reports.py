@@ -46,10 +46,11 @@ class NodeReports:
         clock: Clock,
         log: RateLimitedLog,
         ready: Callable[[], bool],
+        by_length: Callable[[], list[int]],
     ) -> None:
         self._bus, self._subjects, self._identity = bus, subjects, identity
         self._backend, self._pool, self._core = backend, pool, core
-        self._clock, self._log, self._ready = clock, log, ready
+        self._clock, self._log, self._ready, self._by_length = clock, log, ready, by_length
         self._iterations: list[Iteration] = []
         self._phases: list[PhaseReport] = []
         self._beat = asyncio.Event()
@@ -142,6 +143,7 @@ class NodeReports:
             engine_incarnation=own,
             running_prefill=counts.running_prefill,
             running_decode=counts.running_decode,
+            decoding_by_length=self._by_length(),
             ready=self._ready(),
         )
         await self._publish(self._subjects.telemetry_node(self._identity.node), encode(message))

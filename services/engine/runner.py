@@ -26,7 +26,7 @@ from schemas.telemetry import Iteration
 from services.clock import Clock
 from services.engine.backend import Backend, Leg, LegKey
 from services.engine.core import effects as fx
-from services.engine.core.answers import Answers
+from services.engine.core.answers import Answers, by_length
 from services.engine.core.legs import QueuedLeg
 from services.engine.core.queueing import Queueing
 from services.engine.core.timing import ObservedPrefill
@@ -114,6 +114,10 @@ class Runner:
 
     def command(self, command: PhaseCommand) -> None:
         self.perform(self.core.command(command, self.now))
+
+    def decoding_by_length(self) -> list[int]:
+        """Running decode requests by the tokens they have given."""
+        return by_length(self.answers.given(key) for key in self.core.table.inside[Phase.DECODE])
 
     async def drain(self) -> None:
         """Give back what waits; return when all that runs has ended and every router knows."""

@@ -118,6 +118,7 @@ class EngineService:
             app.clock,
             self._log,
             lambda: not (self.not_ready() or app.stopping.is_set()),
+            lambda: self.runner.decoding_by_length() if self.runner is not None else [],
         )
 
     def _runner(self, reports: NodeReports) -> Runner:

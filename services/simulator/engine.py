@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from services.engine.core.answers import by_length
 from services.engine.core.batching import PrefillBatch, PrefillWork, compose_prefill, finish_prefill
 from services.engine.core.timing import DecodeTerms, IterationTime, PrefillTerms
 from services.engine.core.turns import Turns
@@ -85,6 +86,12 @@ class Engine:
     def decoding(self) -> int:
         """Requests in decode, those that join at the next boundary included."""
         return len(self._running) + len(self._joining)
+
+    def decoding_by_length(self, now: float) -> list[int]:
+        """Requests in decode that have given 2**k to 2**(k+1) - 1 tokens, by k; the first came from prefill."""
+        iteration = self._iteration + (min(self._planned, self._begun(now - self._start)) if self._planned else 0)
+        given = (1 + base + self._accepted * iteration - call.prompt_tokens for _, _, call, base in self._running)
+        return by_length([*map(int, given), *(1 for _ in self._joining)])
 
     @property
     def prefilling(self) -> int:

@@ -74,6 +74,9 @@ class Node:
     def decoding(self) -> int:
         return self.engine.decoding
 
+    def decoding_by_length(self, now: float) -> list[int]:
+        return self.engine.decoding_by_length(now)
+
     @property
     def l1_tokens(self) -> int:
         return self.memory.l1.capacity_blocks * self.world.block_tokens

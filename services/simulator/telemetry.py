@@ -41,6 +41,7 @@ def beat_of(name: str, node: NodeView, phase: Phase, epoch: int, now: float) -> 
         running=running + node.decoding,
         running_prefill=running,
         running_decode=node.decoding,
+        decoding_by_length=node.decoding_by_length(now),
         kv=KvUse(
             l1=TierUse(used=0, total=node.l1_tokens),
             l2=TierUse(used=node.l2_used_tokens, total=node.l2_tokens, referenced=node.l2_referenced_tokens),

@@ -1,11 +1,18 @@
 """The tokens of every answer, kept until some time after its end so that a lost message can be sent again."""
 
 from array import array
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from schemas.serve import Finish, LegUpdate, RequestState
 from services.engine.backend import LegKey
+
+
+def by_length(given: Iterable[int]) -> list[int]:
+    """How many of these have 2**k to 2**(k+1) - 1 tokens (k = 0: at most one), by k, up to the last that is not 0."""
+    counts = Counter(min(31, max(0, tokens.bit_length() - 1)) for tokens in given)
+    return [counts[k] for k in range(max(counts, default=-1) + 1)]
 
 
 @dataclass(slots=True)
@@ -88,6 +95,11 @@ class Answers:
             restored_tokens=end.restored_tokens if end else None,
             stop_token=end.stop_token if end else None,
         )
+
+    def given(self, key: LegKey) -> int:
+        """Tokens of an answer so far."""
+        answer = self.kept.get(key)
+        return len(answer.tokens) if answer is not None else 0
 
     def forget(self, key: LegKey) -> None:
         """Nobody will ask for this answer any more."""

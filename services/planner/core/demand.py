@@ -9,10 +9,13 @@ import numpy.typing as npt
 
 from schemas.phase import Workload
 from schemas.telemetry import RequestTelemetry
+from services.planner.core.starts import Starts
 
 Vector = npt.NDArray[np.float64]
 FEATURES = 5
 """Of a request: 1, t_uc, A, t_c and media, in this order."""
+_COMPUTED = (1, 2, 4)
+"""Features that prefill iterations tell of: t_uc, A and media."""
 _OPENS = ("opens", "fork", "subagent")
 """Lineages of a branch's first request: it comes at once, from an agent that begins or is under way."""
 
@@ -27,7 +30,7 @@ class Demand:
     """Sums over requests that were served. `moments` is the sum of f*f^T over their features f
     (1, t_uc, A, t_c, media).
 
-    `paused` counts requests whose pause is known, `pause_s` sums the pauses.
+    `paused` counts requests whose pause is known, `pause_s` sums the pauses. `starts`: what began meanwhile.
     `arrivals`: requests by the second of their arrival.
     """
 
@@ -39,6 +42,7 @@ class Demand:
     paused: int = 0
     pause_s: float = 0.0
     arrivals: Counter[int] = field(default_factory=Counter)
+    starts: Starts = field(default_factory=Starts)
 
     def add(self, record: RequestTelemetry, pause_s: float | None) -> None:
         """A request that was served; `pause_s` None where nothing is known of what its branch did before."""
@@ -47,6 +51,7 @@ class Demand:
         self.moments += features[:, None] * features
         self.requests += 1
         self.t_out += record.output_tokens
+        self.starts.end(record.output_tokens)
         self.arrivals[math.floor(record.t_arrive)] += 1
         if pause_s is not None:
             self.paused += 1
@@ -63,15 +68,32 @@ class Demand:
             self.paused + other.paused,
             self.pause_s + other.pause_s,
             self.arrivals + other.arrivals,
+            self.starts.plus(other.starts),
         )
+
+    def each(self) -> Vector:
+        """`moments` per request: spread as among those that ended; what is computed for one on average as among those
+        that began, where that is known."""
+        each: Vector = self.moments / self.requests
+        if not self.starts.known:
+            return each
+        for feature, mean in zip(_COMPUTED, self.starts.means(), strict=True):
+            if each[0, feature] > 0:
+                ratio = mean / each[0, feature]
+                each[feature] *= ratio
+                each[:, feature] *= ratio
+            else:
+                each[feature] = each[:, feature] = mean * each[0]
+                each[feature, feature] = mean * mean
+        return each
 
     def workload(self) -> Workload | None:
         """Per request; `t_acc` is per request and decode iteration, 1 where nothing was decoded."""
         if self.requests == 0:
             return None
-        _, t_uc, pairs, t_c, media = (float(value) / self.requests for value in self.moments[0])
+        _, t_uc, pairs, t_c, media = (float(value) for value in self.each()[0])
         t_acc = self.accepted / self.decode_steps if self.decode_steps else 1.0
-        t_out = self.t_out / self.requests
+        t_out = self.starts.output_tokens() if self.starts.known else self.t_out / self.requests
         return Workload(t_uc=t_uc, t_c=t_c, attention_pairs=pairs, t_out=t_out, t_acc=t_acc, media=media)
 
     @property
@@ -92,6 +114,7 @@ class Demand:
         assert min(self.requests, self.t_out, self.decode_steps, self.accepted, self.paused) >= 0
         assert self.paused <= self.requests == round(float(self.moments[0, 0]))
         assert self.pause_s >= 0.0
+        self.starts.check()
 
 
 class Pauses:

@@ -45,6 +45,7 @@ class DecideSettings(msgspec.Struct, frozen=True, kw_only=True):
     better P95 TTFT may outweigh throughput: halving it is worth `latency_weight` * 69 % of it (0.015: 1 %; from 1 on
     latency alone counts). With `ttft_target_s`, `tpot_target_s` nothing is given for more than the target, and missing
     one weighs `target_weight`. Slack 0: throughput alone.
+    `by_start`: a slice tells the work of the requests that began in it; off: of those that ended (see `starts`).
     `safe_switch`: corrected test over all candidates (chance of any wrong one: `family_error`), a gain of at least
     `min_effect`, the donor pool re-predicted with its queued work (which must drain in `donor_wait_s`), and probation;
     off: mean > `stderrs` standard errors alone. On probation, `probation_s` long, a queue that is `probation_sigmas`
@@ -58,6 +59,7 @@ class DecideSettings(msgspec.Struct, frozen=True, kw_only=True):
     stderrs: Above = 2.0
     cooldown_s: float = 120.0
     closed_loop: bool = True
+    by_start: bool = True
     latency_slack: Share = 0.05
     latency_weight: Annotated[float, Meta(ge=0)] = 0.015
     target_weight: Annotated[float, Meta(ge=0)] = 1.0

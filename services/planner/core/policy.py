@@ -48,7 +48,7 @@ class Planner:
         self.settings = settings
         self.fleet = Fleet(settings.node_timeout_s)
         self.switches = SwitchBook(settings.settle_s, settings.switch_timeout_s)
-        self.windows = Windows(settings.window, now)
+        self.windows = Windows(settings.window, now, by_start=settings.decide.by_start)
         self.models = LearnedModels(settings.model)
         self._ordering = Ordering(self.fleet, self.switches, self.windows, settings.decide.drain_wait_s)
         self._autopilot = Autopilot(settings, self._ordering, self.models, run_id)
@@ -78,7 +78,7 @@ class Planner:
         self.switches.restarted(beat.node, beat.engine_incarnation, now)
         waiting = beat.waiting if beat.phase.serves(Phase.PREFILL) else 0  # on decode nodes: legs whose prefill goes on
         in_flight = waiting + beat.running_prefill + beat.running_decode
-        self.windows.node_beat(beat.node, beat.running_decode, in_flight, now)
+        self.windows.node_beat(beat.node, beat.running_decode, in_flight, now, tuple(beat.decoding_by_length))
 
     def router_heard(self, router: str, now: float) -> None:
         """A router's heartbeat."""

@@ -68,7 +68,7 @@ class Works:
             for part, w, demand in known
         ]
         t_uc, t_c, pairs, media, t_out, t_acc, q, burst, agents, think, rate = np.array(columns, dtype=float).T
-        moments = np.array([demand.moments / demand.requests for *_, demand in known])
+        moments = np.array([demand.each() for *_, demand in known])
         assert moments.shape[1:] == (FEATURES, FEATURES)
         return cls(t_uc, t_c, pairs, media, t_out, t_acc, q, moments, burst, agents, think, rate)
 

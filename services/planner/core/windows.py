@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 import msgspec
+import numpy as np
 
 from schemas.phase import Phase, Workload
 from schemas.telemetry import IterationBatch, RequestTelemetry
-from services.planner.core.demand import Demand, Pauses
+from services.planner.core.demand import Demand, Pauses, Vector
+from services.planner.core.starts import LENGTHS
 
 
 class SliceKind(StrEnum):
@@ -36,8 +38,9 @@ class WindowSettings:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """A closed slice. `workload` is the mean of its `requests`; `q` the mean number of requests in decode, `in_flight`
-    of those anywhere in the cluster; `demand` has the sums behind the workload. None where it is not known."""
+    """A closed slice, in which `requests` ended. `workload` is the mean request, `q` the mean number of those in
+    decode, `in_flight` of those anywhere in the cluster; `demand` has the sums behind the workload. None where it is not
+    known."""
 
     start: float
     kind: SliceKind
@@ -65,6 +68,7 @@ class _Source:
     counted_to: float
     decoding: int = 0
     in_flight: int = 0
+    by_length: tuple[int, ...] = ()
     silence_s: float = 0.0
     decode_area: float = 0.0
     flight_area: float = 0.0
@@ -79,17 +83,19 @@ class _Source:
 class Windows:
     """Slices follow one another from `start` on (monotonic seconds), windows of `settings.slices` of them likewise.
 
+    `by_start`: the work of a slice is that of the requests which began in it, else of those which ended.
     Call `advance` before feeding records, so that a record falls into the slice of its receipt. `rejected` counts
     records with a value that is not a finite number: that record alone is left out.
     """
 
-    def __init__(self, settings: WindowSettings, start: float) -> None:
-        self.settings = settings
+    def __init__(self, settings: WindowSettings, start: float, *, by_start: bool = True) -> None:
+        self.settings, self._by_start = settings, by_start
         self.start = start
         self.rejected = 0
         self._nodes: dict[str, _Source] = {}
         self._routers: dict[str, _Source] = {}
         self._sums = Demand()
+        self._ran: Vector | None = None
         self._pauses = Pauses()
         self._gone = False
         self._switch_active = False
@@ -99,9 +105,11 @@ class Windows:
         self._window: list[Slice] = []
         self._recent: deque[tuple[Slice, Demand]] = deque(maxlen=settings.slices)
 
-    def node_beat(self, node: str, decoding: int, in_flight: int, now: float) -> None:
-        """A heartbeat of a node: its running decode requests, and all that are there, each counted on one node."""
+    def node_beat(self, node: str, decoding: int, in_flight: int, now: float, by_length: tuple[int, ...] = ()) -> None:
+        """A heartbeat of a node: its running decode requests, and all that are there, each counted on one node;
+        `by_length`: the former by the class of their answers so far."""
         self._beat(self._nodes, node, decoding, in_flight, now)
+        self._nodes[node].by_length = by_length
 
     def router_beat(self, router: str, now: float) -> None:
         """A heartbeat of a router: requests that end there would be reported."""
@@ -121,13 +129,15 @@ class Windows:
             self._sums.add(record, self._pauses.pause_s(record))
 
     def iterations(self, batch: IterationBatch) -> None:
-        """Decode iterations give the accepted tokens per request and iteration."""
+        """Those of decode give the accepted tokens per request and iteration, those of prefill what was computed."""
         for iteration in batch.iterations:
             if not (math.isfinite(iteration.duration_s) and math.isfinite(iteration.attention_pairs)):
                 self.rejected += 1
             elif iteration.phase is Phase.DECODE:
                 self._sums.decode_steps += iteration.requests
                 self._sums.accepted += iteration.accepted_tokens
+            else:
+                self._sums.starts.iterated(iteration.uncached_tokens, iteration.attention_pairs, iteration.media)
 
     def switching(self, *, active: bool) -> None:
         """From now on the split is (not) changing; a slice that overlaps a change is left out."""
@@ -178,6 +188,7 @@ class Windows:
 
     def _close(self, end: float) -> Slice:
         area = self._area(end)
+        self._begun()
         flights = sum(source.flight_area for source in self._nodes.values())
         for router in self._routers.values():
             router.count_to(end)
@@ -200,6 +211,15 @@ class Windows:
         for source in (*self._nodes.values(), *self._routers.values()):
             source.decode_area = source.flight_area = source.silence_s = 0.0
         return closed
+
+    def _begun(self) -> None:
+        """Tell what began in the slice that ends now."""
+        running = np.zeros(LENGTHS)
+        for source in self._nodes.values():
+            running[: len(source.by_length)] += source.by_length
+        before, self._ran = self._ran, running
+        if self._by_start and before is not None:
+            self._sums.starts.ran(before, running)
 
     def _kind(self) -> SliceKind:
         if self._switch_overlap:

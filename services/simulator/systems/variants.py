@@ -4,7 +4,7 @@ from services.planner.core.options import DecideSettings
 from services.simulator.systems.own import Own, OwnSettings
 
 PLAIN_RULES = DecideSettings(
-    closed_loop=False, latency_slack=0.0, safe_switch=False, early_slices=0, drain_wait_s=600.0
+    closed_loop=False, by_start=False, latency_slack=0.0, safe_switch=False, early_slices=0, drain_wait_s=600.0
 )
 """Mean gain above two standard errors, Theta with q as measured, the largest mean wins."""
 

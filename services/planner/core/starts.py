@@ -1,0 +1,92 @@
+"""What began in a slice, told from what ended in it and from what runs at its two ends. Ours.
+
+While the work changes, requests that end are those of a while ago, and the long ones among them: who counts their
+answers takes the work for what it was. A table of lives does not: of the requests that came to 2**k tokens in the
+slice, some ended before 2**(k+1) and some went on, whenever they began. So the mean answer of those that begin now is
+the sum over k of the share that comes to 2**k, times the share of these that ends there, times the mean length of such.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+Vector = npt.NDArray[np.float64]
+LENGTHS = 32
+"""Classes of answers: class k has those of 2**k to 2**(k+1) - 1 tokens."""
+LEAST_STARTS = 8.0
+"""Fewer say less than the requests that ended."""
+_PREFILL_FEATURES = 3
+
+
+def length_class(tokens: int) -> int:
+    """The class of an answer of so many tokens (none counts as one)."""
+    return min(LENGTHS - 1, max(0, tokens.bit_length() - 1))
+
+
+def _zeros(size: int) -> Vector:
+    return np.zeros(size)
+
+
+@dataclass(slots=True)
+class Starts:
+    """Sums over a slice. `ended[k]`, `tokens[k]`: requests that ended with an answer of class k, and their tokens;
+    `reached[k]`: those that came to 2**k tokens, so `reached[0]` began (0: not known). `prefill`: uncached tokens,
+    query-key pairs and media of the prefill iterations."""
+
+    ended: Vector = field(default_factory=lambda: _zeros(LENGTHS))
+    tokens: Vector = field(default_factory=lambda: _zeros(LENGTHS))
+    reached: Vector = field(default_factory=lambda: _zeros(LENGTHS + 1))
+    prefill: Vector = field(default_factory=lambda: _zeros(_PREFILL_FEATURES))
+
+    def end(self, tokens: int) -> None:
+        """A request ended with so many output tokens."""
+        k = length_class(tokens)
+        self.ended[k] += 1
+        self.tokens[k] += tokens
+
+    def iterated(self, uncached_tokens: int, attention_pairs: float, media: int) -> None:
+        """A prefill iteration."""
+        self.prefill += (uncached_tokens, attention_pairs, media)
+
+    def ran(self, before: Vector, after: Vector) -> None:
+        """Requests in decode by class at the beginning and at the end of the slice: what came to a class is what there
+        is more of, what ended there, and what went on from there."""
+        for k in range(LENGTHS - 1, -1, -1):
+            self.reached[k] = max(0.0, after[k] - before[k] + self.ended[k] + self.reached[k + 1])
+
+    def plus(self, other: "Starts") -> "Starts":
+        """Both together."""
+        return Starts(
+            self.ended + other.ended,
+            self.tokens + other.tokens,
+            self.reached + other.reached,
+            self.prefill + other.prefill,
+        )
+
+    @property
+    def known(self) -> bool:
+        """Whether enough began to say what begins, and its prefill was seen."""
+        return bool(self.reached[0] >= LEAST_STARTS and self.prefill[0] > 0)
+
+    def output_tokens(self) -> float:
+        """Mean answer of a request that begins. Of those that come to more than anybody did, what they have counts."""
+        share, mean, last = 1.0, 0.0, int(np.flatnonzero(self.reached[:LENGTHS] + self.ended).max(initial=0))
+        for k in range(last + 1):
+            came_to_end = self.reached[k + 1] + self.ended[k]
+            if came_to_end > 0:
+                if self.ended[k]:
+                    mean += share * self.tokens[k] / came_to_end
+                share *= self.reached[k + 1] / came_to_end
+        return mean + share * float(2**last)
+
+    def means(self) -> Sequence[float]:
+        """Uncached tokens, query-key pairs and media of a request that begins."""
+        means: list[float] = (self.prefill / self.reached[0]).tolist()
+        return means
+
+    def check(self) -> None:
+        for vector in (self.ended, self.tokens, self.reached, self.prefill):
+            assert np.isfinite(vector).all()
+            assert (vector >= 0).all()
