@@ -13,8 +13,8 @@ from schemas.kv import Capacities, NodeHello
 from schemas.phase import Phase, PhaseState, Split, SwitchState
 from schemas.telemetry import Iteration, IterationBatch, KvUse, NodeTelemetry, RequestTelemetry, TierUse
 from services.engine.core.timing import attention_pairs
-from services.planner.core.ordering import Command
 from services.planner.core.options import DecideSettings
+from services.planner.core.ordering import Command
 from services.planner.core.policy import Planner, PlannerSettings
 
 TICK_S = 1.0

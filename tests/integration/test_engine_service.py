@@ -6,6 +6,7 @@ import pytest
 
 from schemas.phase import Phase
 from schemas.serve import Finish, RequestState
+from schemas.telemetry import NODE_TELEMETRY, NodeTelemetry
 from services.bus import Delivery
 from tests.engine_cluster import Connect, S, cluster, prompt_of, until
 
@@ -72,3 +73,25 @@ async def test_who_asks_who_is_here_need_not_wait_for_a_heartbeat(
         await asker.subscribe(S.telemetry_node("node-0"), on_message)
         await asker.publish(S.node_hello_query(), b"")
         await until(lambda: {S.node_hello("node-0"), S.telemetry_node("node-0")} <= set(heard))
+
+
+async def test_heartbeats_tell_how_long_running_answers_are(
+    connect: Connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.engine.reports.HEARTBEAT_S", 0.01)
+    beats: list[NodeTelemetry] = []
+
+    async def on_beat(delivery: Delivery) -> None:
+        beats.append(NODE_TELEMETRY.decode(delivery.data))
+
+    async with cluster(connect, tmp_path) as c:
+        for node in NODES:
+            await c.engine(node)
+        await (await connect()).subscribe(S.telemetry_node("node-1"), on_beat)
+        await c.router.place("q", "node-0", "node-1", prompt_of(1, 30), 400)
+        await c.router.answer("q")
+        await until(lambda: bool(beats) and beats[-1].decoding_by_length == [])
+        longest = [len(beat.decoding_by_length) for beat in beats if beat.running_decode]
+        assert all(sum(beat.decoding_by_length) == beat.running_decode for beat in beats)
+        assert longest == sorted(longest)
+        assert 5 < longest[-1] <= 9, "of 400 tokens at least 32 and at most all had been given"

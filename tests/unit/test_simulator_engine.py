@@ -138,3 +138,23 @@ def test_a_running_call_leaves_at_a_boundary_and_goes_on_elsewhere() -> None:
     assert owner.decoded.keys() == {"m"}
     here.check()
     there.check()
+
+
+def test_requests_in_decode_are_told_by_the_tokens_they_have_given() -> None:
+    agenda, owner = Agenda(), Owner()
+    engine = Engine(agenda, owner, TIMES, ACCEPTED, 8192, 64)
+    seen: list[list[int]] = []
+    agenda.at(0.0, lambda now: engine.decode(call("long", 1000, 2000), now))
+    agenda.at(1.0, lambda now: engine.decode(call("short", 1000, 8), now))
+    for moment in (0.0, 0.5, 1.0, 5.0):
+        agenda.at(moment, lambda now: seen.append(engine.decoding_by_length(now)))
+    agenda.run(5.0)
+    begun, later, joined, alone = seen
+    assert sum(begun) == sum(later) == sum(alone) == 1
+    assert joined[0] == 1, "the one that joins has its first token"
+    assert sum(joined) == 2
+    lengths = [2 ** (len(counts) - 1) for counts in (begun, later, alone)]
+    iteration_s = TIMES.decode_s(DecodeTerms(1, 1000))
+    assert lengths[0] <= 1 + ACCEPTED
+    assert lengths[1] <= 1 + ACCEPTED * (0.5 / iteration_s + 1) < 4 * lengths[1]
+    assert lengths[2] > lengths[1]

@@ -39,7 +39,7 @@ class WindowSettings:
 @dataclass(frozen=True, slots=True)
 class Slice:
     """A closed slice, in which `requests` ended. `workload` is the mean request, `q` the mean number of those in
-    decode, `in_flight` of those anywhere in the cluster; `demand` has the sums behind the workload. None where it is not
+    decode, `in_flight` of those anywhere in the cluster; `demand` has the sums behind the workload. None: not
     known."""
 
     start: float
