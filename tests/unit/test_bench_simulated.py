@@ -6,6 +6,7 @@ import pytest
 
 from bench.openloop import missed, reverts_s, sustained
 from bench.shift import windows, worst_window
+from bench.starts import apart_pct, interval
 from bench.stationary_runs import Job
 from bench.systems import CASES, compare
 from services.simulator.systems.catalogue import SYSTEMS
@@ -61,3 +62,9 @@ def test_every_case_names_a_known_system_and_figures_beyond_15_percent_differ() 
     assert compare(case, near)["agrees"] is True
     assert compare(case, near | {"throughput_rps": 2.0})["agrees"] is False
     assert compare(CASES[-1], {"throughput_rps": 1.0})["agrees"] is None
+
+
+def test_how_far_starts_lie_apart_and_what_adapting_costs() -> None:
+    assert apart_pct([8.2, 8.0, 8.3]) == pytest.approx(3.75)
+    mean, low, high = interval([0.25, -0.54, -0.10, 1.36, -0.17])
+    assert (mean, low, high) == pytest.approx((0.16, -0.744, 1.064), abs=2e-3)
