@@ -1,7 +1,13 @@
-"""HTTP connections whose request heads are bounded: uvicorn's own protocol reads headers of any size."""
+"""HTTP connections whose request heads are bounded: uvicorn's own protocol reads headers of any size.
 
+A client that offers to change to another protocol is answered over HTTP/1.1, as the standard has it for a server that
+does not change: uvicorn would lose the body (Java's HTTP client offers HTTP/2 with every request).
+"""
+
+from array import array
 from typing import Any
 
+import httptools
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -9,10 +15,26 @@ from services.http_direct import direct_extension
 
 HEAD_LIMIT_BYTES = 64 << 10
 """Request line and headers together, about: what harnesses send is below 8 KiB."""
+_OFFERS = frozenset({b"upgrade", b"http2-settings"})
 
 
 class HeadTooLarge(Exception):
     """Ends the reading of a request; the parser makes an invalid request of it."""
+
+
+class _Parser(httptools.HttpRequestParser):
+    """Gives what follows the head of an offer to its protocol, instead of leaving it unread."""
+
+    def __init__(self, protocol: "BoundedHeads") -> None:
+        super().__init__(protocol)
+        self.set_dangerous_leniencies(lenient_data_after_close=True)
+        self._protocol = protocol
+
+    def feed_data(self, data: "bytes | bytearray | memoryview[int] | array[int]") -> None:
+        try:
+            super().feed_data(data)
+        except httptools.HttpParserUpgrade as stopped:
+            self._protocol.decline(bytes(data[stopped.args[0] :]))
 
 
 class BoundedHeads(HttpToolsProtocol):
@@ -20,7 +42,8 @@ class BoundedHeads(HttpToolsProtocol):
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
         super().__init__(*arguments, **more)
-        self._in_head = True
+        self.parser = _Parser(self)
+        self._in_head, self._offered = True, False
         self._head_bytes = self._fed_bytes = 0
 
     def data_received(self, data: bytes) -> None:
@@ -44,11 +67,29 @@ class BoundedHeads(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        self._offered = self.parser.should_upgrade() and self._get_upgrade() is not None
+        if self._offered:
+            return
         self._in_head = False
         scope = self.scope
         super().on_headers_complete()
         if self.cycle is not None and self.cycle.scope is scope:
             scope["extensions"] = direct_extension(self.cycle)
+
+    def on_message_complete(self) -> None:
+        """An offer is complete once it has been read again without it."""
+        if not self._offered:
+            super().on_message_complete()
+
+    def decline(self, rest: bytes) -> None:
+        """Read the request whose head has been read once more, as one that offers nothing; `rest` follows its head."""
+        if not self._offered:
+            return
+        line = b"%b %b HTTP/%b\r\n" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
+        kept = [(name, _without_offer(value) if name == b"connection" else value) for name, value in self.headers]
+        lines = [b"%b: %b\r\n" % header for header in kept if header[0] not in _OFFERS]
+        self.parser = _Parser(self)
+        self.parser.feed_data(b"".join([line, *lines, b"\r\n", rest]))
 
     def send_400_response(self, msg: str) -> None:
         """431 where our own limit is what made the request invalid."""
@@ -72,3 +113,8 @@ class BoundedHeads(HttpToolsProtocol):
         )
         self.transport.write(head + body)
         self.transport.close()
+
+
+def _without_offer(connection: bytes) -> bytes:
+    kept = (option.strip() for option in connection.split(b","))
+    return b", ".join(option for option in kept if option.lower() not in _OFFERS)

@@ -11,14 +11,14 @@ from starlette.requests import Request
 
 from schemas.block_key import namespace_seed, tenant_salt
 from services.router.api.body import decode_object, read_body
-from services.router.api.errors import ApiError
+from services.router.api.errors import ApiError, shown
 from services.router.api.images import NOT_INSTALLED, ImageLimits, Images
 from services.router.api.vigil import Patience
 from services.router.calls import Call
 from services.router.core.admission import broker_failure
 from services.router.core.context import Context, KeyScheme
 from services.router.core.context_memo import ContextMemo
-from services.router.core.failure import INTERNAL, NOT_FOUND, Failure, invalid, unavailable
+from services.router.core.failure import INTERNAL, INVALID, NOT_FOUND, Failure, invalid, unavailable
 from services.router.core.identity import OWN, Identity, IdentityError, identify
 from services.router.core.identity_volatile import without_volatile
 from services.router.core.spec import Spec
@@ -85,7 +85,11 @@ class Intake:
         return found
 
     async def body(self, request: Request) -> dict[str, Any]:
-        """The call's JSON object."""
+        """The call's JSON object; 415 for one that is compressed."""
+        encoding = request.headers.get("content-encoding", "identity")
+        if encoding.strip().lower() not in ("", "identity"):
+            text = f"content-encoding {shown(encoding)} is not supported here, bodies come as they are"
+            raise ApiError(Failure(415, INVALID, text, "content-encoding", "unsupported_encoding"))
         return decode_object(await read_body(request, self._service.app.settings.body_limit_bytes))
 
     async def ask(self, request: Request) -> Asker:

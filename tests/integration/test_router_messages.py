@@ -133,13 +133,13 @@ async def test_parsers_take_answers_apart_however_they_come() -> None:
             for step in (1, 7, 1000):
                 parsing = await parsers.open("r", Formats(tool_parser=name), TOOLS)
                 pieces = [p for at in range(0, len(answer), step) for p in await parsing.push(answer[at : at + step])]
-                found = Gathered.of(pieces + await parsing.end())
+                found = Gathered.of(pieces + await parsing.end(cut=False))
                 assert found.text == "Well <that.", (name, step)
                 assert [json.loads(c.arguments) for c in found.calls] == [{"a": "b<", "n": [1, 2]}] * 2, (name, step)
-            whole = Gathered.of(await parsing.whole(answer))
+            whole = Gathered.of(await parsing.whole(answer, cut=False))
             assert (whole.text, len(whole.calls)) == ("Well <that.", 2)
         thinking = await parsers.open("t", Formats(reasoning_parser="qwen3"), [])
-        parts = Gathered.of([*await thinking.push("<think>hm</think>Yes"), *await thinking.end()])
+        parts = Gathered.of([*await thinking.push("<think>hm</think>Yes"), *await thinking.end(cut=False)])
         assert (parts.thought, parts.text) == ("hm", "Yes")
         with pytest.raises(WorkerFailed, match="nonsense"):
             await parsers.open("r", Formats(tool_parser="nonsense"), TOOLS)

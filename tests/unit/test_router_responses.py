@@ -134,3 +134,14 @@ def test_a_failure_in_the_middle_is_a_failed_response() -> None:
     (failed,) = events(shape.broken(unavailable("no node", "no_node")))
     assert failed["type"] == "response.failed"
     assert failed["response"]["error"] == {"code": "no_node", "message": "no node"}
+
+
+def test_a_member_of_a_namespace_keeps_its_own_name_apart_from_other_tools_and_in_the_history() -> None:
+    function = {"type": "function", "name": "search", "parameters": {}}
+    spaces = [{"type": "namespace", "name": name, "tools": [function]} for name in ("web", "code")]
+    tools = tools_of({"tools": [*spaces, function]})
+    assert [tool["function"]["name"] for tool in tools.functions] == ["web__search", "code__search", "search"]
+    call = {"type": "function_call", "call_id": "c", "name": "search", "arguments": "{}"}
+    items: list[dict[str, Any]] = [call | {"namespace": "code"}, call]
+    (said,) = conversation(ResponsesRequest(input=items), Images(), tools.kinds)
+    assert [each["function"]["name"] for each in said["tool_calls"]] == ["code__search", "search"]

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from services.router.api.conversation import chat_messages
+from services.router.api.images import Images
 from services.router.api.reader import ParsedReader, PlainReader
 from services.router.api.tools import arguments_of, chat_tools
 from services.router.core.effects import End
@@ -92,10 +94,10 @@ class FakeParsing:
     async def push(self, text: str) -> list[Piece]:
         return await self.whole(text)
 
-    async def end(self) -> list[Piece]:
+    async def end(self, *, cut: bool) -> list[Piece]:
         return [Text("!")]
 
-    async def whole(self, text: str) -> list[Piece]:
+    async def whole(self, text: str, *, cut: bool = False) -> list[Piece]:
         found: list[Piece] = []
         for word in text.split():
             found += [CallBegun(self.count, word), CallPart(self.count, "{}")]
@@ -132,3 +134,14 @@ async def test_a_stop_string_ends_a_parsed_answer_once() -> None:
     assert await reader.read(list(b"a STOP b"), None) == [CallBegun(0, "a"), CallPart(0, "{}"), Text("!")]
     assert (reader.stopped, reader.stop) == (True, "STOP")
     assert await reader.read([], END) == []
+
+
+def test_a_field_that_is_null_is_not_there_for_a_template() -> None:
+    asks = ChatTemplate(
+        "{% for m in messages %}{% if 'tool_calls' in m %}{{ m.tool_calls | length }}{% endif %}"
+        "{{ m.name is defined }}{{ m.content }}{% endfor %}"
+    )
+    nulls: dict[str, Any] = dict.fromkeys(("tool_calls", "name", "refusal", "function_call"))
+    said = chat_messages([{"role": "assistant", "content": "a", **nulls}], Images())
+    assert asks.render(said) == "Falsea"
+    assert asks.render(chat_messages([{"role": "assistant", "content": "a", "tool_calls": []}], Images())) == "Falsea"

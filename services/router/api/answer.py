@@ -159,11 +159,13 @@ class AnswerResponse:
                 return
             end = news.end
             ids = news.tokens if job.return_token_ids else None
-            data = job.shape.delta(news.pieces, ids) if news.pieces or ids else b""
+            speaks = bool(news.pieces or ids)
+            if speaks or end is not None:
+                await self._open(send)
+            data = job.shape.delta(news.pieces, ids) if speaks else b""
             if end is not None:
                 data += job.shape.closing(self._ending(end))
             if data:
-                await self._open(send)
                 await self._part(send, data, more=end is None)
 
     def _at_once(self, direct: DirectWriter, reader: PlainReader) -> bool:

@@ -69,10 +69,10 @@ def tools_of(raw: dict[str, Any]) -> Tools:
     if choice is not None and not isinstance(choice, dict):
         raise ApiError(invalid(f"tool_choice must be an object, got {shown(choice)}", "tool_choice"))
     kind = (choice or {}).get("type", "auto")
+    if kind not in ("auto", "none"):
+        refuse_forced(choice)
     if kind == "none" or not functions:
         return Tools()
-    if kind != "auto":
-        refuse_forced(choice)
     return Tools(checked(functions), one_call=bool((choice or {}).get("disable_parallel_tool_use")))
 
 
@@ -153,6 +153,8 @@ def _block(block: dict[str, Any], where: str, images: Images, seen: bool) -> str
         return None
     if kind in _FILES:
         refuse(where, kind, "files are not read here")
+    if kind == "text" and not isinstance(text, str):
+        raise ApiError(invalid(f"{where}.text must be a string, got {shown(text)}", f"{where}.text"))
     if not isinstance(text, str):
         raise ApiError(invalid(f"{where}.type {shown(kind)} is not supported here, text is", where, "unsupported_part"))
     return text

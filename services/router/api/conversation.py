@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from services.router.api.errors import ApiError
+from services.router.api.errors import ApiError, shown
 from services.router.api.images import Images, refuse
 from services.router.api.tools import arguments_of
 from services.router.core.failure import invalid
@@ -17,7 +17,10 @@ _SEEN = frozenset({"user", "tool"})
 
 
 def chat_messages(messages: list[dict[str, Any]], images: Images) -> list[Message]:
-    """Content as one string or parts, `developer` said as `system`, arguments of calls as objects."""
+    """Content as one string or parts, `developer` said as `system`, arguments of calls as objects.
+
+    A field that is null is not there: templates ask whether there are calls, not whether there is a list of them.
+    """
     if not messages:
         raise ApiError(invalid("messages has 0 entries, at least 1 is needed", "messages"))
     found = [_message(message, f"messages[{index}]", images) for index, message in enumerate(messages)]
@@ -30,7 +33,8 @@ def _message(message: dict[str, Any], where: str, images: Images) -> Message:
         raise ApiError(invalid(f"{where}.role must be one of {', '.join(sorted(_ROLES))}", f"{where}.role"))
     role = {"developer": "system", "function": "tool"}.get(role, role)
     read = content_of if role in _SEEN else content_text
-    found = {**message, "role": role, "content": read(message.get("content"), f"{where}.content", images)}
+    found = {key: value for key, value in message.items() if value is not None and key != "tool_calls"}
+    found |= {"role": role, "content": read(message.get("content"), f"{where}.content", images)}
     if message.get("tool_calls"):
         found["tool_calls"] = _calls(message["tool_calls"], f"{where}.tool_calls")
     return found
@@ -127,7 +131,8 @@ def _part(part: object, where: str, images: Images, refused: str) -> str | None:
         images.add_url(part.get("image_url"), kind, where)
         return None
     text = part.get("refusal" if kind == "refusal" else "text")
-    if kind not in _TEXT or not isinstance(text, str):
-        shown = str(kind)[:40]
-        raise ApiError(invalid(f"{where}.type {shown!r} is not supported here, text is", where, "unsupported_part"))
+    if kind in _TEXT and not isinstance(text, str):
+        raise ApiError(invalid(f"{where}.text must be a string, got {shown(text)}", f"{where}.text"))
+    if not isinstance(text, str) or kind not in _TEXT:
+        raise ApiError(invalid(f"{where}.type {shown(kind)} is not supported here, text is", where, "unsupported_part"))
     return text

@@ -97,7 +97,7 @@ class OpenAI:
             raise ApiError(invalid(str(error), "prompt")) from error
 
 
-RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "prompt", "begun", "shown"})
+RESERVED = frozenset({"self", "messages", "tools", "add_generation_prompt", "prompt", "begun", "shown"})
 
 
 def template_arguments(given: dict[str, Any] | None) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from services.router.core.effects import End
+from services.router.core.effects import End, Outcome
 from services.router.text.parsers import Parsing
 from services.router.text.pieces import CallBegun, Piece, Text
 from services.router.text.stream import TextStream
@@ -83,13 +83,14 @@ class ParsedReader:
             return []
         text = self._plain.words(tokens, end)
         over = end is not None or self._plain.stopped
+        cut = self._plain.stopped or (end is not None and end.record.outcome is Outcome.LENGTH)
         if self._streaming:
             pieces = await self._parsing.push(text)
             if over:
-                pieces += await self._parsing.end()
+                pieces += await self._parsing.end(cut=cut)
         else:
             self._parts.append(text)
-            pieces = await self._parsing.whole("".join(self._parts)) if over else []
+            pieces = await self._parsing.whole("".join(self._parts), cut=cut) if over else []
         self.stopped = self._plain.stopped
         return self._counted(pieces)
 

@@ -41,7 +41,8 @@ class Responses:
         check_ranges(asked)
         self._intake.check_model(asked.model)
         images = self._intake.images()
-        chat = Chat(conversation(asked, images), tools_of(asker.raw), where="input", images=images)
+        tools = tools_of(asker.raw)
+        chat = Chat(conversation(asked, images, tools.kinds), tools, where="input", images=images)
         wanted = Wanted(
             asked,
             asked.max_output_tokens,

@@ -1,6 +1,8 @@
 """Responses requests as they come: typed fields, and their items as the messages a chat template takes."""
 
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
 
 from services.router.api.conversation import Message, call_of, content_of, content_text, images_after_results
 from services.router.api.errors import ApiError, shown
@@ -14,6 +16,10 @@ _CALLS = {"function_call": "arguments", "custom_tool_call": "input"}
 _RESULTS = frozenset({"function_call_output", "custom_tool_call_output"})
 _STATE = ("previous_response_id", "conversation", "prompt")
 CUSTOM = "custom"
+LOGPROBS = "message.output_text.logprobs"
+
+
+NO_KINDS: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 class Member(NamedTuple):
@@ -48,6 +54,10 @@ def refuse_unsupported(raw: dict[str, Any]) -> None:
     if form is not None and (not isinstance(form, dict) or form.get("type") != "text"):
         text = f"text.format {shown(form, 60)} is not supported here: structured output is not built yet"
         raise ApiError(invalid(text, "text.format", "unsupported_parameter"))
+    include = raw.get("include")
+    if isinstance(include, list) and LOGPROBS in include:
+        text = f"include {LOGPROBS!r} is not supported here: the engines give none"
+        raise ApiError(invalid(text, "include", "unsupported_parameter"))
     if raw.get("top_logprobs"):
         text = f"top_logprobs {shown(raw['top_logprobs'])} is not supported here: the engines give none"
         raise ApiError(invalid(text, "top_logprobs", "unsupported_parameter"))
@@ -60,13 +70,15 @@ def tools_of(raw: dict[str, Any]) -> Tools:
     """
     functions: list[Function] = []
     kinds: dict[str, Any] = {}
-    for index, entry in enumerate(entries(raw.get("tools"))):
+    listed = entries(raw.get("tools"))
+    taken = {str(entry.get("name")) for entry in listed if entry.get("type") in ("function", CUSTOM)}
+    for index, entry in enumerate(listed):
         where = f"tools[{index}]"
         if entry.get("type") == "namespace":
             for inner, member in enumerate(entries(entry.get("tools"), f"{where}.tools")):
                 function = _function(member, f"{where}.tools[{inner}]")
                 if function is not None:
-                    functions.append(_in_namespace(function, str(entry.get("name")), kinds))
+                    functions.append(_in_namespace(function, str(entry.get("name")), kinds, taken))
             continue
         function = _function(entry, where)
         if function is not None:
@@ -77,10 +89,11 @@ def tools_of(raw: dict[str, Any]) -> Tools:
     return chosen(checked(functions), raw.get("tool_choice"), one_call=one_call, kinds=kinds)
 
 
-def _in_namespace(function: Function, namespace: str, kinds: dict[str, Any]) -> Function:
-    """The function under a name of its own: its own one, unless another namespace has that too."""
+def _in_namespace(function: Function, namespace: str, kinds: dict[str, Any], taken: set[str]) -> Function:
+    """The function under a name of its own: its own one, unless another tool has that too. `taken` grows."""
     name = function["function"]["name"]
-    said = name if name not in kinds else f"{namespace}__{name}"
+    said = name if name not in taken else f"{namespace}__{name}"
+    taken.add(said)
     kinds[said] = Member(namespace, name)
     return {**function, "function": {**function["function"], "name": said}}
 
@@ -95,22 +108,24 @@ def _function(entry: dict[str, Any], where: str) -> Function | None:
     return None
 
 
-def conversation(asked: ResponsesRequest, images: Images) -> list[Message]:
-    """The messages, instructions first. Calls join the assistant's message before them."""
+def conversation(asked: ResponsesRequest, images: Images, kinds: Mapping[str, Any] = NO_KINDS) -> list[Message]:
+    """The messages, instructions first. Calls join the assistant's message before them; those of a namespace are called
+    what their function is called by `kinds`."""
     found: list[Message] = []
+    said = {member: name for name, member in kinds.items() if isinstance(member, Member)}
     if asked.instructions:
         found.append({"role": "system", "content": asked.instructions})
     if isinstance(asked.input, str):
         return [*found, {"role": "user", "content": asked.input}]
     for index, item in enumerate(asked.input):
-        _add(found, item, f"input[{index}]", images)
+        _add(found, item, f"input[{index}]", images, said)
     if not found:
         raise ApiError(invalid("input has 0 items, at least 1 is needed", "input"))
     return images_after_results(found)
 
 
-def _add(found: list[Message], item: dict[str, Any], where: str, images: Images) -> None:
-    kind = item.get("type", "message")
+def _add(found: list[Message], item: dict[str, Any], where: str, images: Images, said: Mapping[Member, str]) -> None:
+    kind = item.get("type") or "message"
     if kind == "message":
         role = item.get("role")
         if not isinstance(role, str) or role not in _ROLES:
@@ -127,7 +142,7 @@ def _add(found: list[Message], item: dict[str, Any], where: str, images: Images)
         if text:
             _assistant(found)["reasoning_content"] = text
     elif kind in _CALLS:
-        _assistant(found).setdefault("tool_calls", []).append(_call(item, str(kind), where))
+        _assistant(found).setdefault("tool_calls", []).append(_call(item, str(kind), where, said))
     elif kind in _RESULTS:
         content = content_of(item.get("output"), f"{where}.output", images)
         found.append({"role": "tool", "tool_call_id": str(item.get("call_id") or ""), "content": content})
@@ -143,11 +158,12 @@ def _assistant(found: list[Message]) -> Message:
     return found[-1]
 
 
-def _call(item: dict[str, Any], kind: str, where: str) -> dict[str, Any]:
-    name, said = item.get("name"), item.get(_CALLS[kind])
+def _call(item: dict[str, Any], kind: str, where: str, said: Mapping[Member, str]) -> dict[str, Any]:
+    name, given = item.get("name"), item.get(_CALLS[kind])
     if not isinstance(name, str):
         raise ApiError(invalid(f"{where}.name must be a string", where))
-    return call_of(item.get("call_id"), name, {"input": said} if kind != "function_call" else said)
+    name = said.get(Member(str(item.get("namespace")), name), name)
+    return call_of(item.get("call_id"), name, {"input": given} if kind != "function_call" else given)
 
 
 def _reasoning(item: dict[str, Any], where: str) -> str:

@@ -63,8 +63,8 @@ class ResponseShape:
         return b"".join(self._piece(piece) for piece in pieces)
 
     def closing(self, ending: Ending) -> bytes:
-        data = self._close()
         status = _status(ending)
+        data = self._close(status)
         body = self._response(status, self._output, usage_of(ending.record))
         return data + self._event(f"response.{status}", response=body)
 
@@ -74,8 +74,9 @@ class ResponseShape:
         for index, call in enumerate(answer.calls):
             pieces += [CallBegun(index, call.name), CallPart(index, call.arguments)]
         self.delta(pieces, None)
-        self._close()
-        return self._response(_status(ending), self._output, usage_of(ending.record))
+        status = _status(ending)
+        self._close(status)
+        return self._response(status, self._output, usage_of(ending.record))
 
     def broken(self, failure: Failure) -> bytes:
         error = {"code": failure.code or failure.kind, "message": failure.message}
@@ -142,12 +143,12 @@ class ResponseShape:
             data += self._event("response.content_part.added", **self._where(), content_index=0, part=_part(""))
         return data
 
-    def _close(self) -> bytes:
-        """The open item is complete."""
+    def _close(self, status: str = "completed") -> bytes:
+        """The open item is complete, or cut with the response."""
         if self._open is None:
             return b""
         text, item, where, data = self._open.text, self._open.item, self._where(), b""
-        done: Item = item | ({"status": "completed"} if item["type"] != "reasoning" else {})
+        done: Item = item | ({"status": status} if item["type"] != "reasoning" else {})
         if item["type"] == "message":
             done["content"] = [_part(text)]
             data += self._event("response.output_text.done", **where, content_index=0, text=text, logprobs=[])

@@ -89,10 +89,10 @@ def chosen(
     functions: tuple[Function, ...], choice: object, *, one_call: bool, kinds: Mapping[str, Any] | None = None
 ) -> Tools:
     """The tools that count under a `tool_choice` of OpenAI's."""
+    if choice not in (None, "auto", "none"):
+        refuse_forced(choice)
     if choice == "none" or not functions:
         return Tools()
-    if choice not in (None, "auto"):
-        refuse_forced(choice)
     return Tools(functions, one_call, kinds or {})
 
 

@@ -19,10 +19,19 @@ def own_headers(headers: Mapping[str, str], body: Mapping[str, Any]) -> Claims |
     if f"{_HEADER_PREFIX}id" not in headers:
         return None
     fields: dict[str, object] = {name: headers.get(_HEADER_PREFIX + name) for name in _FIELDS}
+    fields |= {name: _from_utf8(fields[name]) for name in ("id", "parent")}
     version = fields["version"]
     if isinstance(version, str) and version.isascii() and version.isdigit() and len(version) <= _VERSION_DIGITS:
         fields["version"] = int(version)
     return _checked(_HEADER_PREFIX, fields)
+
+
+def _from_utf8(value: object) -> object:
+    """A header as its sender wrote it: servers read headers as Latin-1, programs write them in UTF-8."""
+    try:
+        return value.encode("latin-1").decode() if isinstance(value, str) else value
+    except UnicodeError:
+        return value
 
 
 def own_body(headers: Mapping[str, str], body: Mapping[str, Any]) -> Claims | None:

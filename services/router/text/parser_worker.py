@@ -45,6 +45,7 @@ class Parsing:
             )
         self._indexes: dict[int, int] = {}
         self._space = ""
+        self._written: list[str] = []
 
     def push(self, text: str) -> list[Raw]:
         """What more text makes certain."""
@@ -55,8 +56,8 @@ class Parsing:
             text = normal or ""
         return found + self._pushed(text)
 
-    def end(self, _: str = "") -> list[Raw]:
-        """What was held back."""
+    def end(self, cut: bool) -> list[Raw]:
+        """What was held back. The arguments of a call that was `cut` are not completed."""
         found: list[Raw] = []
         if self._reasoning is not None:
             thought, normal = self._reasoning.parse_stream_end()
@@ -64,7 +65,7 @@ class Parsing:
             found += self._pushed(normal or "")
         if self._calls is not None:
             text, calls = self._calls.parse_stream_end()
-            found += self._said(text) + self._streamed(calls) + self._unsaid()
+            found += self._said(text) + self._streamed(calls) + self._unsaid(cut)
         return found + (_words("text", self._space) if not self._indexes else [])
 
     def whole(self, text: str) -> list[Raw]:
@@ -82,11 +83,18 @@ class Parsing:
             found += [["call", index, call.name], ["part", index, call.parameters]]
         return found
 
+    def cut(self, text: str) -> list[Raw]:
+        """An answer that ended before its time: calls before the last are whole, of the last there is what was said."""
+        if self._calls is None or not self._calls.has_tool_call(text):
+            return self.whole(text)
+        return self.push(text) + self.end(cut=True)
+
     def _pushed(self, text: str) -> list[Raw]:
         """Detectors expect a token at a time: words and a marker in one piece would lose the words."""
         if self._calls is None or not text:
             return _words("text", text)
         found: list[Raw] = []
+        self._written.append(text)
         detector, at = self._calls.detector, 0
         while at < len(text):
             inside = _INSIDE_CALL.match(text, at) if getattr(detector, "current_tool_name_sent", False) else None
@@ -114,8 +122,11 @@ class Parsing:
                 found.append(["part", self._indexes[call.tool_index], call.parameters])
         return found
 
-    def _unsaid(self) -> list[Raw]:
-        """The end of the last call's arguments, where a detector knows them and has not said them."""
+    def _unsaid(self, cut: bool) -> list[Raw]:
+        """The end of the last call's arguments, where a detector knows them and has not said them.
+
+        Of an answer that was cut they are known only if the model has written them to their end.
+        """
         detector = getattr(self._calls, "detector", None)
         known, said = getattr(detector, "prev_tool_call_arr", []), getattr(detector, "streamed_args_for_tool", [])
         last = len(known) - 1
@@ -123,7 +134,9 @@ class Parsing:
             return []
         whole = msgspec.json.encode(known[last].get("arguments", {})).decode()
         spaced = _spaced(known[last].get("arguments", {}))
-        rest = next((text[len(said[last]) :] for text in (spaced, whole) if text.startswith(said[last])), "")
+        written = "".join(self._written) if cut else ""
+        known_forms = [text for text in (spaced, whole) if text.startswith(said[last]) and (not cut or text in written)]
+        rest = next((text[len(said[last]) :] for text in known_forms), "")
         return [["part", self._indexes[last], rest]] if rest else []
 
 
@@ -179,10 +192,12 @@ class Worker:
         if verb == "close":
             self._open.pop(key, None)
             return None
-        verbs: dict[str, Callable[[str], list[Raw]]] = {
-            "push": self._open[key].push,
-            "end": self._open[key].end,
-            "whole": self._open[key].whole,
+        parsing = self._open[key]
+        verbs: dict[str, Callable[[Any], list[Raw]]] = {
+            "push": parsing.push,
+            "end": parsing.end,
+            "whole": parsing.whole,
+            "cut": parsing.cut,
         }
         return verbs[verb](payload)
 

@@ -52,13 +52,13 @@ class Parsing:
         """What more text makes certain."""
         return [_piece(raw) for raw in await self._parsers.ask("push", self._key, text)] if text else []
 
-    async def end(self) -> list[Piece]:
-        """What was held back, when no more text comes."""
-        return [_piece(raw) for raw in await self._parsers.ask("end", self._key, "")]
+    async def end(self, *, cut: bool) -> list[Piece]:
+        """What was held back, when no more text comes. `cut`: the model would have gone on."""
+        return [_piece(raw) for raw in await self._parsers.ask("end", self._key, cut)]
 
-    async def whole(self, text: str) -> list[Piece]:
-        """All pieces of a complete answer."""
-        return [_piece(raw) for raw in await self._parsers.ask("whole", self._key, text)]
+    async def whole(self, text: str, *, cut: bool) -> list[Piece]:
+        """All pieces of an answer; of a call that was `cut`, what there is."""
+        return [_piece(raw) for raw in await self._parsers.ask("cut" if cut else "whole", self._key, text)]
 
     def close(self) -> None:
         self._parsers.tell("close", self._key)
