@@ -10,9 +10,14 @@ from .publisher import Publisher
 
 
 class Branch:
-    """A unit of context with its own requests; a context manager that ends it. `version` counts its compactions."""
+    """A unit of context with its own requests; a context manager that ends it. `version` counts its compactions.
+
+    ValueError for a name that no header carries.
+    """
 
     def __init__(self, harness: "Harness", name: str, parent: str | None = None, kind: str | None = None) -> None:
+        if not (name.isascii() and name.isprintable() and name == name.strip()):
+            raise ValueError(f"a branch id that headers carry is printable ASCII without space around it, got {name!r}")
         self.id, self.parent, self.kind, self.version = name, parent, kind, 0
         self._harness = harness
         self._ended = False
@@ -79,10 +84,10 @@ class Harness:
         self, url: str | None = None, *, nkey: str | None = None, partition: str | None = None, tenant: str = ""
     ) -> None:
         environ = os.environ
-        self._partition = partition or environ.get("EI_PARTITION", "p0")
+        self._partition = partition or environ.get("EI_PARTITION") or "p0"
         self._tenant = tenant
         key = nkey if nkey is not None else environ.get("EI_NATS_NKEY", "")
-        self.publisher = Publisher(url or environ.get("EI_NATS_URL", DEFAULT_URL), key)
+        self.publisher = Publisher(url or environ.get("EI_NATS_URL") or DEFAULT_URL, key)
 
     def branch(self, name: str | None = None) -> Branch:
         """Open a branch."""

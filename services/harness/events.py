@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 TYPES = ("open", "fork", "subagent", "compact", "end", "keepalive")
 DEFAULT_URL = "nats://127.0.0.1:4222"
-MAX_ID_CHARACTERS = 256
+MAX_ID_CHARACTERS, MAX_EVENT_ID_CHARACTERS = 256, 128
+LARGEST_VERSION = 2_147_483_647
 
 
 class Event(NamedTuple):
@@ -38,8 +39,15 @@ def branch_event(
     if kind not in TYPES:
         raise ValueError(f"type must be one of {', '.join(TYPES)}, got {kind!r}")
     for name in (branch, parent):
-        if name is not None and not 0 < len(name) <= MAX_ID_CHARACTERS:
-            raise ValueError(f"a branch id has 1 to {MAX_ID_CHARACTERS} characters, got {len(name)}")
+        if name is not None and not (0 < len(name) <= MAX_ID_CHARACTERS and name.isprintable()):
+            raise ValueError(f"a branch id has 1 to {MAX_ID_CHARACTERS} printable characters, got {_shown(name)}")
+    if parent == branch:
+        raise ValueError(f"branch {branch!r} cannot be its own parent")
+    if version is not None and not 0 <= version <= LARGEST_VERSION:
+        raise ValueError(f"a version is from 0 to {LARGEST_VERSION}, got {_shown(version)}")
+    if event_id is not None and not (0 < len(event_id) <= MAX_EVENT_ID_CHARACTERS and event_id.isprintable()):
+        most = MAX_EVENT_ID_CHARACTERS
+        raise ValueError(f"an event id has 1 to {most} printable characters, got {_shown(event_id)}")
     if kind in ("fork", "subagent") and parent is None:
         raise ValueError(f"type {kind} needs the parent's id")
     said: dict[str, Any] = {
@@ -55,6 +63,11 @@ def branch_event(
         said["tenant"] = tenant
     subject = f"ei.{partition}.branch.event.{shard(branch, tenant)}"
     return Event(said["id"], subject, json.dumps(said).encode())
+
+
+def _shown(value: object) -> str:
+    text = f"{len(value)} characters" if isinstance(value, str) and len(value) > 40 else repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def shard(branch: str, tenant: str = "") -> str:

@@ -1,7 +1,9 @@
 """Events on their way to the broker, in order, from a thread of their own: saying something never waits."""
 
 import asyncio
+import atexit
 import logging
+import os
 import threading
 import time
 from collections import deque
@@ -18,24 +20,40 @@ _LOG = logging.getLogger("ei.harness")
 
 class Publisher:
     """Sends what `say` is given. An event that is not stored within `patience_s` is dropped and logged; `close` waits
-    at most `close_s`, and for a broker that does not answer `timeout_s`. May be used from any thread, and from a
-    coroutine. `stored` and `dropped` count events."""
+    at most `close_s`, and for a broker that does not answer `timeout_s`; what is never closed is closed when the
+    program ends. May be used from any thread, from a coroutine, and in a forked process, which says what it says over a
+    connection of its own. `stored` and `dropped` count events."""
 
     def __init__(
         self, url: str, nkey: str = "", *, timeout_s: float = 2.0, patience_s: float = 60.0, close_s: float = 8.0
     ) -> None:
         self.stored = self.dropped = 0
-        self._connection = Connection(url, nkey, timeout_s)
+        self._address = (url, nkey, timeout_s)
         self._close_s, self._patience_s = close_s, patience_s
+        self._left: list[Connection] = []
+        self._begin()
+        atexit.register(self.close)
+
+    def _begin(self) -> None:
+        """A thread and a connection of this process."""
+        self._process = os.getpid()
+        self._connection = Connection(*self._address)
         self._waiting: deque[tuple[float, Event]] = deque()
         self._changed = threading.Condition()
         self._closing_at: float | None = None
+        self._over = False
         self._thread = threading.Thread(target=self._run, name="ei-harness", daemon=True)
         self._thread.start()
 
     def say(self, event: Event) -> None:
         """Queue an event; when too many wait, the oldest goes."""
+        if self._process != os.getpid():
+            self._left.append(self._connection)  # never closed here: its socket is the other process's too
+            self._begin()
         with self._changed:
+            if self._over:
+                self._drop("the harness has ended")
+                return
             if len(self._waiting) >= MAX_WAITING:
                 self._waiting.popleft()
                 self._drop("too many events wait for the broker")
@@ -44,6 +62,9 @@ class Publisher:
 
     def close(self) -> None:
         """Send what waits, and give up at the first failure."""
+        atexit.unregister(self.close)
+        if self._process != os.getpid():
+            return
         with self._changed:
             self._closing_at = time.monotonic() + self._close_s
             self._changed.notify()
@@ -72,7 +93,8 @@ class Publisher:
                 while self._waiting:
                     self._waiting.popleft()
                     self._drop("the harness ended before the broker took them")
-            return self._waiting.popleft() if self._waiting else None
+            self._over = not self._waiting
+            return None if self._over else self._waiting.popleft()
 
     async def _send(self, deadline: float, event: Event) -> None:
         while True:
