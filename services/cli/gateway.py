@@ -7,11 +7,14 @@ import uvicorn
 from services.clock import SystemClock
 from services.harness.events import branch_event
 from services.harness.publisher import Publisher
+from services.http_head import BoundedHeads
 from services.observe import logger
 from services.router.gateway.conversations import Said
 from services.router.gateway.service import Gateway
 
 SOURCE = "gateway"
+STOPPING_S = 10
+"""What answers that are under way get to end."""
 
 
 def run_gateway(upstream: str, host: str, port: int, nats: str | None, log_level: str) -> int:
@@ -37,7 +40,17 @@ def run_gateway(upstream: str, host: str, port: int, nats: str | None, log_level
     gateway = Gateway(upstream, log, SystemClock(), publish if publisher is not None else None)
     log.info("gateway", upstream=gateway.upstream, url=f"http://{host}:{port}", broker=url or "none")
     config = uvicorn.Config(
-        gateway.app(), host=host, port=port, log_config=None, access_log=False, lifespan="off", ws="none"
+        gateway.app(),
+        host=host,
+        port=port,
+        http=BoundedHeads,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        server_header=False,
+        date_header=False,
+        timeout_graceful_shutdown=STOPPING_S,
     )
     try:
         uvicorn.Server(config).run()

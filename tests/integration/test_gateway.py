@@ -30,12 +30,20 @@ class Upstream:
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, str, Any, bytes]] = []
-        self.hung_up = asyncio.Event()
+        self.paths: list[str] = []
+        self.asked, self.hung_up = asyncio.Event(), asyncio.Event()
         self.port = free_port()
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
         self.calls.append((request.method, request.path_qs, request.headers.copy(), body))
+        self.paths.append(request.raw_path)
+        self.asked.set()
+        if request.path.endswith("/silent"):
+            try:
+                await asyncio.sleep(60)
+            finally:
+                self.hung_up.set()
         if request.path.endswith("/models"):
             return web.json_response({"object": "list"}, headers={"x-upstream": "yes"}, status=200)
         if request.path.endswith("/refused"):
@@ -60,7 +68,7 @@ async def upstream() -> AsyncIterator[Upstream]:
     made = Upstream()
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", made.handle)
-    runner = web.AppRunner(app)
+    runner = web.AppRunner(app, handler_cancellation=True)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", made.port).start()
     yield made
@@ -184,5 +192,65 @@ async def test_an_upstream_that_is_away_is_a_502_that_says_so() -> None:
             async with http.post(f"{running.url}/v1/chat/completions", json=chat("hello")) as response:
                 assert response.status == 502
                 assert "cannot be reached" in (await response.json())["error"]["message"]
+        finally:
+            running.stop()
+
+
+async def raw(port: int, sent: bytes) -> bytes:
+    """What comes back over a connection of its own until the gateway closes it."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(sent)
+    answer = await asyncio.wait_for(reader.read(), 10)
+    writer.close()
+    return answer
+
+
+async def test_neither_a_call_nor_its_answer_gets_anything_that_was_not_in_it(upstream: Upstream) -> None:
+    running = Running(upstream.port)
+    path = "/v1/models/a%2Fb%20c/models?x=%20y&z=a+b&q=%C3%B6&r=[1]"
+    async with aiohttp.ClientSession() as http:
+        try:
+            await running.ready(http)
+            answer = await raw(running.port, f"GET {path} HTTP/1.1\r\nhost: h\r\nconnection: close\r\n\r\n".encode())
+            assert upstream.paths == [path]
+            assert set(upstream.calls[0][2]) == {"Host"}
+            head, _, body = answer.partition(b"\r\n\r\n")
+            names = [line.partition(b":")[0].lower() for line in head.split(b"\r\n")[1:]]
+            assert sorted(names) == sorted(set(names)), names
+            assert (b"content-length", body) == (names[names.index(b"content-length")], b'{"object": "list"}')
+            assert b"uvicorn" not in head
+        finally:
+            running.stop()
+
+
+async def test_an_upstream_is_hung_up_on_as_soon_as_the_client_is_gone(upstream: Upstream) -> None:
+    running = Running(upstream.port)
+    async with aiohttp.ClientSession() as http:
+        try:
+            await running.ready(http)
+            calling = asyncio.ensure_future(http.post(f"{running.url}/v1/silent", json=chat("x")))
+            await asyncio.wait_for(upstream.asked.wait(), 10)
+            calling.cancel()
+            await asyncio.wait_for(upstream.hung_up.wait(), 10)
+        finally:
+            running.stop()
+
+
+async def test_offers_of_http_2_and_ids_as_long_as_they_may_be_are_served(upstream: Upstream, nats_url: str) -> None:
+    running = Running(upstream.port, "--nats", nats_url)
+    body = json.dumps(chat("hello")).encode()
+    offer = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQAAP__\r\n"
+    ends = b"GET /gateway/health HTTP/1.1\r\nhost: h\r\nconnection: close\r\n\r\n"
+    async with aiohttp.ClientSession() as http:
+        try:
+            await running.ready(http)
+            head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: h\r\ncontent-length: %d\r\n%b\r\n" % (len(body), offer)
+            answer = await raw(running.port, head + body + ends)
+            assert answer.count(b"HTTP/1.1 200") == 2, answer
+            assert upstream.calls[0][3] == body
+            family = {"x-session-id": "f" * 256}
+            async with http.post(f"{running.url}/v1/chat/completions", json=chat("x"), headers=family) as response:
+                assert response.status == 200
+                assert len(response.headers["x-ei-branch-id"]) <= 256
         finally:
             running.stop()

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 from schemas.branch import BranchEventType, BranchKind, Compaction, next_version
 from services.router.core.identity import Identity
+from services.router.core.identity_claims import MAX_BRANCH_CHARACTERS
 
 KEEPALIVE_S: Final = 300.0
 DEPARTED_KEPT: Final = 4
@@ -143,7 +144,7 @@ class Conversations:
         name = identity.branch
         if name is None:
             first = hashlib.sha256(b"".join(chain.digests[-1:])).hexdigest()[:12]
-            name = f"{identity.family or 'gateway'}/{first}"
+            name = f"{(identity.family or 'gateway')[: MAX_BRANCH_CHARACTERS - len(first) - 1]}/{first}"
         found = Conversation(name, identity.parent, inferred=identity.branch is None)
         if identity.kind not in (None, BranchKind.TRANSIENT):
             found.kind = identity.kind or BranchKind.MAIN

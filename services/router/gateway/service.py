@@ -1,17 +1,21 @@
 """The gateway: every call goes to the upstream as it came, and its answer back as it comes; branches are noted by the
 way. Nothing a harness sends is refused here, and nothing waits for the broker."""
 
+import asyncio
 import zlib
 from collections.abc import AsyncIterator, Callable, Mapping
+from string import punctuation
 from typing import Any
+from urllib.parse import quote
 
 import aiohttp
 import msgspec
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from structlog.typing import FilteringBoundLogger
+from yarl import URL
 
 from services.clock import Clock
 from services.router.core.identity import Identity, IdentityError, identify
@@ -25,6 +29,9 @@ _HOP_BY_HOP = frozenset(
         *("transfer-encoding", "upgrade", "host", "content-length"),
     }
 )
+_ADDED = frozenset({"Accept", "Accept-Encoding", "User-Agent", "Content-Type"})
+"""What the library would say of its own accord."""
+_CLIENT_GONE = 499
 _METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"]
 _LARGEST_READ = 64 << 20
 _UNIT = "utf-32-le"
@@ -92,27 +99,53 @@ class Gateway:
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=10),
                 connector=aiohttp.TCPConnector(limit=0),
             )
-        body = await request.body()
-        seen = self._seen(request, body)
-        url = f"{self.upstream}{request.url.path}" + (f"?{request.url.query}" if request.url.query else "")
-        headers = [(key, value) for key, value in request.headers.items() if key not in _HOP_BY_HOP]
         try:
-            answer = await self._session.request(
-                request.method, url, data=body or None, headers=headers, allow_redirects=False
-            )
+            body = await request.body()
+        except ClientDisconnect:
+            return Response(status_code=_CLIENT_GONE)
+        seen = self._seen(request, body)
+        try:
+            answer = await self._asked(self._session, request, body)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             text = f"the upstream {self.upstream} cannot be reached: {error or type(error).__name__}"
             shape = {"error": {"message": text, "type": "service_unavailable", "param": None, "code": "no_upstream"}}
             return JSONResponse({"type": "error", **shape}, status_code=502)
+        if answer is None:
+            return Response(status_code=_CLIENT_GONE)
         response = StreamingResponse(_chunks(answer), status_code=answer.status)
         response.raw_headers = [
             (key.lower(), value)
             for key, value in answer.raw_headers
-            if key.decode("latin-1").lower() not in _HOP_BY_HOP
+            if key.decode("latin-1").lower() not in _HOP_BY_HOP - {"content-length"}
         ]
         if seen is not None:
             response.headers["x-ei-branch-id"] = seen.conversation.branch.encode("ascii", "replace").decode()
         return response
+
+    async def _asked(
+        self, session: aiohttp.ClientSession, request: Request, body: bytes
+    ) -> aiohttp.ClientResponse | None:
+        """The upstream's answer once it begins; None when the client is gone before that, as the upstream sees too."""
+        query = request.scope["query_string"]
+        path = quote(request.scope["raw_path"] + (b"?" + query if query else b""), safe=punctuation)
+        headers = [(key, value) for key, value in request.headers.items() if key not in _HOP_BY_HOP]
+        asking = asyncio.ensure_future(
+            session.request(
+                request.method,
+                URL(f"{self.upstream}{path}", encoded=True),
+                data=body or None,
+                headers=headers,
+                allow_redirects=False,
+                skip_auto_headers=_ADDED,
+            )
+        )
+        watching = asyncio.ensure_future(_gone(request))
+        try:
+            await asyncio.wait((asking, watching), return_when=asyncio.FIRST_COMPLETED)
+            return await asking if asking.done() else None
+        finally:
+            for task in (asking, watching):
+                task.cancel()
 
     def _seen(self, request: Request, body: bytes) -> Observation | None:
         """Note whose request it is. A body that cannot be read, or has no prompt, is none of our business."""
@@ -141,7 +174,15 @@ class Gateway:
         if found is not None:
             said = _shown(found)
             self.breaks[branch] = said
+            while len(self.breaks) > self.conversations.capacity:
+                del self.breaks[next(iter(self.breaks))]
             self._log.warning("prompt_breaks", branch=branch, **said)
+
+
+async def _gone(request: Request) -> None:
+    """Returns when the client hangs up; its body has been read."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 async def _chunks(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
