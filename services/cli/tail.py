@@ -12,7 +12,7 @@ from schemas.channels import CHANNELS
 from schemas.codec import Decoder, RejectedMessage
 from schemas.subjects import Subject, Subjects, parse
 from services.bus import Delivery
-from services.cli.connection import Target
+from services.cli.connection import CommandError, Target
 
 
 def _kind(subject: Subject) -> tuple[str, str, str | None]:
@@ -94,7 +94,7 @@ async def tail(
     count: int | None = None,
     write: Callable[[str], object] = sys.stdout.write,
 ) -> None:
-    """Print messages until `count` of them were shown (None: for ever)."""
+    """Print messages until `count` of them were shown (None: for ever). CommandError where the key may not listen."""
     done = asyncio.Event()
     shown = 0
 
@@ -111,4 +111,6 @@ async def tail(
     async with target.bus() as bus:
         for pattern in patterns(Subjects(target.partition), subject):
             await bus.subscribe(pattern, show)
+        if refused := bus.refusals():
+            raise CommandError(f"{target.nats_url}: {', '.join(refused)}; EI_NATS_NKEY or --port names another key")
         await done.wait()
