@@ -19,6 +19,8 @@ from services.http_head import BoundedHeads
 from services.settings import ServiceSettings
 
 _BACKLOG = 2048
+IDLE_S = 75
+"""So long a connection may be idle: longer than clients keep theirs, or some would send as the server hangs up."""
 
 
 class _Server(uvicorn.Server):
@@ -69,6 +71,7 @@ class HttpServer:
             ws="none",
             loop="none",
             server_header=False,
+            timeout_keep_alive=IDLE_S,
         )
         self._server = _Server(config)
         self._task = asyncio.get_running_loop().create_task(self._server.serve([self._socket]), name="http")

@@ -8,6 +8,7 @@ from services.clock import SystemClock
 from services.harness.events import branch_event
 from services.harness.publisher import Publisher
 from services.http_head import BoundedHeads
+from services.http_server import IDLE_S
 from services.observe import logger
 from services.router.gateway.conversations import Said
 from services.router.gateway.service import Gateway
@@ -48,6 +49,7 @@ def run_gateway(upstream: str, host: str, port: int, nats: str | None, log_level
         access_log=False,
         lifespan="off",
         ws="none",
+        timeout_keep_alive=IDLE_S,
         server_header=False,
         date_header=False,
         timeout_graceful_shutdown=STOPPING_S,

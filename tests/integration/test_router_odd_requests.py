@@ -158,3 +158,15 @@ async def test_a_branch_named_in_utf_8_is_the_same_in_a_header_and_in_a_body() -
         async with sent as response:
             assert response.status == 200
         assert s.router.core.memory.knows("", name)
+
+
+async def test_a_connection_outlives_the_pause_of_a_tool() -> None:
+    """Clients keep connections for 5 s and longer; a server that hangs up first loses what they send just then."""
+    async with stage(in_memory(), "n") as s:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(s.url.rpartition(":")[2]))
+        for pause_s in (0.0, 5.5):
+            await asyncio.sleep(pause_s)
+            writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+            answer = await asyncio.wait_for(reader.readuntil(b"ok\n"), 5)
+            assert answer.startswith(b"HTTP/1.1 200")
+        writer.close()
