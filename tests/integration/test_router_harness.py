@@ -84,7 +84,10 @@ async def test_side_requests_share_the_id_and_change_nothing(memory: Connect, tm
         assert await branches(s) == [("s", None, "main", 0)]
 
 
-async def test_a_family_id_is_shared_and_its_branches_are_told_apart(memory: Connect, tmp_path: Path) -> None:
+@pytest.mark.parametrize("deleted", [False, True])
+async def test_a_family_id_is_shared_and_its_branches_are_told_apart(
+    memory: Connect, tmp_path: Path, deleted: bool
+) -> None:
     async with known(memory, tmp_path) as (s, heard):
         main, child = ["the main task " * 5], ["another task for a child " * 5]
         for turn, messages in enumerate([main, child, [*main, "ok", "go on " * 9], [*child, "ok", "and on " * 9]]):
@@ -95,7 +98,11 @@ async def test_a_family_id_is_shared_and_its_branches_are_told_apart(memory: Con
             ("conversation", "main", 0),
             ("conversation", "main", 0),
         ]
-        await s.post("/v1/branches/conversation/events", {"type": "end"})
+        if deleted:
+            assert (await s.get("/v1/branches/conversation", "DELETE")).status == 202
+            assert (await s.get("/v1/branches/convers", "DELETE")).status == 404
+        else:
+            await s.post("/v1/branches/conversation/events", {"type": "end"})
         async with asyncio.timeout(5):
             while {b["state"] for b in (await s.get("/v1/branches")).body["branches"]} != {"ended"}:
                 await asyncio.sleep(0.02)

@@ -77,10 +77,11 @@ class Branches:
         return await self._store(caller.tenant, name, kind, parent, body)
 
     async def end(self, request: Request) -> Response:
-        """`DELETE /v1/branches/{id}`."""
+        """`DELETE /v1/branches/{id}`; of a family too, which is known by its branches."""
         caller = self._intake.caller(request)
         name = _branch(request.path_params["id"])
-        if not self._intake.knows(caller.tenant, name) and not await self._ask(caller.tenant, name, 1):
+        known = self._intake.knows(caller.tenant, name) or await self._ask(caller.tenant, name, 1)
+        if not known and not any(branch.parent == name for branch in await self._ask(caller.tenant, None, _LIMIT)):
             raise ApiError(_not_known(name))
         return await self._store(caller.tenant, name, BranchEventType.END, None, BranchEventBody(type="end"))
 
