@@ -1,6 +1,7 @@
 """`ei`: the command line. Each command loads only what it needs, so that the quick ones stay quick."""
 
 import asyncio
+import re
 import sys
 from collections.abc import Coroutine
 from enum import StrEnum
@@ -347,7 +348,7 @@ def gateway(
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
 ) -> None:
     """Identity and branch events in front of any OpenAI- or Anthropic-compatible server."""
-    if not upstream.startswith(("http://", "https://")):
+    if not re.match(r"https?://[^/]", upstream):
         raise typer.BadParameter(f"{upstream!r} is no http address", param_hint="--upstream")
     from services.cli.gateway import run_gateway
 

@@ -78,9 +78,9 @@ async def upstream() -> AsyncIterator[Upstream]:
 class Running:
     """A gateway process."""
 
-    def __init__(self, upstream: int, *arguments: str) -> None:
+    def __init__(self, upstream: int, *arguments: str, base: str = "") -> None:
         self.port = free_port()
-        command = ["gateway", "--upstream", f"http://127.0.0.1:{upstream}", "--port", str(self.port), *arguments]
+        command = ["gateway", "--upstream", f"http://127.0.0.1:{upstream}{base}", "--port", str(self.port), *arguments]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "services.cli.main", *command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
@@ -254,3 +254,23 @@ async def test_offers_of_http_2_and_ids_as_long_as_they_may_be_are_served(upstre
                 assert len(response.headers["x-ei-branch-id"]) <= 256
         finally:
             running.stop()
+
+
+async def test_an_upstream_may_be_given_as_the_base_url_that_clients_are_given(upstream: Upstream) -> None:
+    running = Running(upstream.port, base="/v1/")
+    async with aiohttp.ClientSession() as http:
+        try:
+            await running.ready(http)
+            async with http.get(f"{running.url}/v1/models") as response:
+                assert response.status == 200
+            assert upstream.paths == ["/v1/models"]
+        finally:
+            running.stop()
+
+
+@pytest.mark.parametrize("upstream_url", ["foo", "http://", "http:///v1", "nats://127.0.0.1:4222"])
+def test_what_is_no_http_address_is_refused_at_once(upstream_url: str) -> None:
+    command = [sys.executable, "-m", "services.cli.main", "gateway", "--upstream", upstream_url, "--port", "0"]
+    done = subprocess.run(command, capture_output=True, timeout=20, check=False)
+    assert done.returncode == 2
+    assert b"is no http address" in done.stderr

@@ -39,12 +39,13 @@ _SHOWN_CHARACTERS = 60
 
 
 class Gateway:
-    """`publish` takes the events; None: they are only logged."""
+    """`publish` takes the events; None: they are only logged. `upstream` may end with the `/v1` that calls begin with."""
 
     def __init__(
         self, upstream: str, log: FilteringBoundLogger, clock: Clock, publish: Callable[[Said], None] | None
     ) -> None:
-        self.upstream, self._log, self._clock, self._publish = upstream.rstrip("/"), log, clock, publish
+        self.upstream = upstream.rstrip("/").removesuffix("/v1")
+        self._log, self._clock, self._publish = log, clock, publish
         self.conversations, self._stability = Conversations(), Stability()
         self.breaks: dict[str, dict[str, Any]] = {}
         self._session: aiohttp.ClientSession | None = None
