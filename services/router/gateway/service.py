@@ -39,7 +39,7 @@ _SHOWN_CHARACTERS = 60
 
 
 class Gateway:
-    """`publish` takes the events; None: they are only logged. `upstream` may end with the `/v1` that calls begin with."""
+    """`publish` takes the events; None: they are only logged. `upstream` may end with the `/v1` of calls."""
 
     def __init__(
         self, upstream: str, log: FilteringBoundLogger, clock: Clock, publish: Callable[[Said], None] | None
