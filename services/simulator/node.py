@@ -206,18 +206,13 @@ class Node:
         return reply
 
     def _tell(self, effect: fx.Tell, now: float) -> None:
-        verb = effect.verb
+        verb, key = effect.verb, effect.key
         message = Handoff(
-            verb=verb,
-            id=effect.key.id,
-            attempt=effect.key.attempt,
-            node=self.name,
-            room=effect.room,
-            token=effect.token,
+            verb=verb, id=key.id, attempt=key.attempt, node=self.name, room=effect.room, token=effect.token
         )
         reply = self.world.node(effect.peer).hear(message, now)
         if verb is HandoffVerb.DONE:
-            self._perform(self.queue.told(effect.key, "" if reply.granted else reply.reason, now), now)
+            self._perform(self.queue.told(key, "" if reply.granted else reply.reason, now), now)
 
     def _submit(self, effect: fx.Submit, now: float) -> None:
         key = effect.key
