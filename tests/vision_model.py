@@ -34,12 +34,14 @@ def write_model(folder: Path) -> Path:
     return folder
 
 
-def picture(red: int, width: int = 64, height: int = 64) -> bytes:
-    """A PNG of one colour."""
+def picture(red: int, width: int = 64, height: int = 64, *, right: int | None = None) -> bytes:
+    """A PNG of one colour, or of another one in its right half."""
     from PIL import Image
 
     target = io.BytesIO()
-    Image.new("RGB", (width, height), (red, 0, 0)).save(target, "PNG")
+    image = Image.new("RGB", (width, height), (red, 0, 0))
+    image.paste((red if right is None else right, 0, 0), (width // 2, 0, width, height))
+    image.save(target, "PNG")
     return target.getvalue()
 
 

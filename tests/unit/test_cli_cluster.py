@@ -101,6 +101,11 @@ def test_kv_bytes_come_from_the_model_s_own_description(tmp_path: Path) -> None:
         '{"num_hidden_layers": 30, "num_attention_heads": 9, "hidden_size": 576, "num_key_value_heads": 3}'
     )
     assert kv_token_bytes(tmp_path) == 46_080
+    (tmp_path / "config.json").write_text(
+        '{"model_type": "qwen3_vl", "vision_config": {"hidden_size": 1024}, "text_config": '
+        '{"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64, "head_dim": 16}}'
+    )
+    assert kv_token_bytes(tmp_path) == 2 * 2 * 4 * 16 * 4, "a model that takes images says it of its language model"
     with pytest.raises(SizeError, match="does not describe a model"):
         kv_token_bytes(tmp_path / "none")
 

@@ -1,6 +1,7 @@
 """Media in prompts: ids of placeholders, blocks that hold media, and where layouts stand."""
 
 import hashlib
+import io
 import json
 import os
 import subprocess
@@ -16,12 +17,13 @@ from hypothesis import strategies as st
 from schemas.block_key import PAIRS, PLAIN, full_blocks, token_bytes, token_list
 from schemas.kv import BlockMedia
 from schemas.media import Medium, block_media, placeholder_ids
-from services.engine.sglang.media import media_arguments
+from services.engine.sglang.media import media_arguments, upright
 from services.router.text.layout import Image, Layout, NotLaidOut, Shown, expanded, laid_out
 
 CAT, DOG = (hashlib.sha256(name).digest() for name in (b"cat", b"dog"))
 PAD, OPEN, CLOSE = 7, 8, 9
-STUBS = Path(__file__).parents[2] / "services" / "engine" / "sglang" / "cpu_stubs"
+ROOT = Path(__file__).parents[2]
+STUBS = ROOT / "services" / "engine" / "sglang" / "cpu_stubs"
 SHA = {b"c": CAT, b"d": DOG}
 
 
@@ -39,23 +41,89 @@ def test_placeholders_are_hashed_with_four_ids_of_the_sha256_in_turn() -> None:
 
 
 ASK_SGLANG = """
-import sys
-from sglang.srt.managers.schedule_batch import Modality, MultimodalDataItem
-item = MultimodalDataItem(modality=Modality.IMAGE)
-item.set_hash(int(sys.argv[1], 16))
-print([number % (1 << 32) for number in item.padding_sequence(11)])
+import asyncio, json, sys
+from types import SimpleNamespace
+from sglang.srt.managers.schedule_batch import Modality, MultimodalDataItem, MultimodalProcessorOutput
+from schemas.block_key import token_bytes
+from schemas.media import Medium, placeholder_ids
+from services.engine.sglang.media import Placer, place
+
+CAT, DOG = (bytes.fromhex(digest) for digest in sys.argv[1:])
+MEDIA = [Medium(1, 6, CAT, 3, 7), Medium(8, 3, DOG, 3, 7)]
+OURS = token_bytes([1]) + placeholder_ids(CAT, 2) + token_bytes([9]) + placeholder_ids(CAT, 3) + token_bytes([2])
+OURS += placeholder_ids(DOG, 3) + token_bytes([3])
+OFFSETS = [[(1, 2), (4, 6)], [(8, 10)]]
+
+def made(offsets=OFFSETS, tokens=(1, 7, 7, 9, 7, 7, 7, 2, 7, 7, 7, 3)):
+    items = [MultimodalDataItem(modality=Modality.IMAGE, offsets=offset) for offset in offsets]
+    for item in items:
+        item.set_hash(5)
+    padded = MultimodalProcessorOutput.build_padded_input_ids(list(tokens), items)
+    return MultimodalProcessorOutput(mm_items=items, input_ids=list(tokens), padded_input_ids=padded)
+
+whole = made()
+said = [place(whole, OURS, MEDIA)]
+said.append(token_bytes([number % (1 << 32) for number in whole.padded_input_ids]) == OURS)
+other = [1, 7, 7, 9, 7, 7, 7, 2, 7, 7, 7]
+said += [place(made(tokens=other), OURS, MEDIA), place(made(tokens=[*other, 4]), OURS, MEDIA)]
+bundled = made([[(1, 2), (4, 6), (8, 10)]])
+said += [place(bundled, OURS, MEDIA), bundled.mm_items[0].hash]
+
+class Processor:
+    async def process_mm_data_async(self, *, request_obj):
+        return made()
+
+processor, warnings = Processor(), []
+placer = Placer(processor, warnings.append)
+placer.expect("a", OURS, MEDIA)
+placer.expect("b", OURS[:-4], MEDIA)
+for rid in ("a", "b", "b", "c"):
+    asked = asyncio.run(processor.process_mm_data_async(request_obj=SimpleNamespace(rid=rid)))
+    said.append(asked.mm_items[0].hash == int.from_bytes(CAT[:8], "big"))
+print(json.dumps([*said, warnings]))
 """
 
 
 @pytest.mark.skipif(find_spec("sglang") is None, reason="SGLang is not installed (extra `engine`)")
 @pytest.mark.timeout(120)
-def test_the_ids_are_those_of_sglang() -> None:
-    (said,) = media_arguments(b"", [Medium(0, 1, CAT, 3, PAD)], [b"cat"])["mm_hashes"]
-    path = os.environ | {"PYTHONPATH": str(STUBS)} if find_spec("torchvision") is None else os.environ
+def test_sglang_hashes_a_prompt_with_media_as_we_do_whatever_its_processor_had_begun_with() -> None:
+    path = [str(STUBS), str(ROOT)] if find_spec("torchvision") is None else [str(ROOT)]
     asked = subprocess.run(
-        [sys.executable, "-c", ASK_SGLANG, said], env=path, capture_output=True, text=True, check=True
+        [sys.executable, "-c", ASK_SGLANG, CAT.hex(), DOG.hex()],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(path)},
+        capture_output=True,
+        text=True,
+        check=True,
     )
-    assert json.loads(asked.stdout.splitlines()[-1]) == token_list(placeholder_ids(CAT, 11))
+    assert json.loads(asked.stdout.splitlines()[-1]) == [
+        "",
+        True,
+        "the prompt has 11 tokens instead of 12",
+        "token 11 of the prompt is 4 instead of 3",
+        "2 media are 1 items",
+        5,
+        *(True, True, True, False),
+        ["media are not found again: Processor lays them out otherwise, the prompt has 12 tokens instead of 11"],
+    ]
+
+
+def test_no_hash_goes_with_a_request_that_sglang_may_refuse_for_it() -> None:
+    assert "mm_hashes" not in media_arguments(b"", [Medium(0, 1, CAT, 3, PAD)], [b"cat"])
+
+
+@pytest.mark.parametrize(("kind", "mode"), [("JPEG", "RGB"), ("JPEG", "CMYK"), ("PNG", "P"), ("WEBP", "RGBA")])
+def test_an_image_that_lies_on_its_side_is_turned_as_the_router_lays_it_out(kind: str, mode: str) -> None:
+    library = pytest.importorskip("PIL.Image", reason="Pillow is not installed (extra `engine`)")
+    image, said, target = library.new("RGB", (64, 32), (9, 0, 0)).convert(mode), library.Exif(), io.BytesIO()
+    image.save(target, kind)
+    assert upright(target.getvalue()) == target.getvalue()
+    for orientation, size in ((1, (64, 32)), (6, (32, 64)), (3, (64, 32))):
+        said[0x0112] = orientation
+        target = io.BytesIO()
+        image.save(target, kind, exif=said)
+        turned = upright(target.getvalue())
+        assert library.open(io.BytesIO(turned)).size == size
+        assert (turned == target.getvalue()) == (orientation == 1)
 
 
 @given(

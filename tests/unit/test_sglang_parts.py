@@ -1,5 +1,6 @@
 """The parts of the SGLang backend that need neither torch nor SGLang."""
 
+import importlib.util
 import random
 import threading
 from pathlib import Path
@@ -238,6 +239,17 @@ def test_arguments_of_the_operator_win() -> None:
     assert "max_total_tokens" not in arguments
     assert arguments["disaggregation_mode"] == "decode"
     assert "disaggregation_mode" not in server_args(settings, Path("/m"), plain=True, rendezvous_port=0)
+
+
+@pytest.mark.parametrize(
+    ("device", "installed", "backend"), [("cpu", False, "pil"), ("cpu", True, None), ("cuda", False, None)]
+)
+def test_images_are_not_resized_by_a_stand_in(
+    device: str, installed: bool, backend: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if installed else None)
+    arguments = server_args(SglangSettings(device=device), Path("/m"), plain=False, rendezvous_port=1)
+    assert arguments.get("image_processor_backend") == backend
 
 
 @pytest.mark.parametrize(("field", "value"), [("block_size", 0), ("chunk_tokens", 250), ("max_running", 0)])

@@ -41,11 +41,19 @@ class _ModelConfig(msgspec.Struct):
         return 2 * self.num_hidden_layers * heads * size * FLOAT32_BYTES
 
 
+class _Nested(msgspec.Struct):
+    """A model that takes images says what its language model is in a table of its own."""
+
+    text_config: _ModelConfig | None = None
+
+
 def kv_token_bytes(model: Path) -> int:
     """Bytes of KV per token of the model in this folder; SizeError names what is wrong with it."""
     path = model / "config.json"
     try:
-        return msgspec.json.decode(path.read_bytes(), type=_ModelConfig).token_bytes
+        data = path.read_bytes()
+        text = msgspec.json.decode(data, type=_Nested).text_config
+        return (text or msgspec.json.decode(data, type=_ModelConfig)).token_bytes
     except (OSError, msgspec.MsgspecError) as error:
         raise SizeError(f"{path} does not describe a model: {error}") from error
 

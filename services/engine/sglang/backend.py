@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,11 +12,23 @@ from schemas.serve import Finish, RequestState
 from services.engine.backend import BackendEvents, BackendInfo, Leg, LegKey
 from services.engine.sglang.config import PluginConfig, SglangSettings
 from services.engine.sglang.experts import experts_of
-from services.engine.sglang.frames import Cancel, DropDecodeCache, End, Frame, Refused, State, Step, Submit, Tokens
+from services.engine.sglang.frames import (
+    Cancel,
+    DropDecodeCache,
+    End,
+    Frame,
+    Notice,
+    Refused,
+    State,
+    Step,
+    Submit,
+    Tokens,
+)
 from services.engine.sglang.process import EngineProcess
 
 _REFUSED_S = 1.0
 """The scheduler and the front end report over two connections: how much later the one's word may come."""
+_log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -158,6 +171,8 @@ class SglangBackend:
             self._step(frame)
         elif isinstance(frame, Refused):
             self._refused(frame)
+        elif isinstance(frame, Notice):
+            _log.warning(frame.text)
 
     def _step(self, step: Step) -> None:
         self._used_tokens = step.used_tokens

@@ -87,6 +87,12 @@ class Refused(_Frame, frozen=True, kw_only=True, tag="refused"):
     reason: str
 
 
+class Notice(_Frame, frozen=True, kw_only=True, tag="notice"):
+    """Something that whoever runs the engine should know."""
+
+    text: str
+
+
 class Answer(_Frame, frozen=True, kw_only=True, tag="answer"):
     """A plain engine's whole answer."""
 
@@ -136,7 +142,7 @@ class Step(_Frame, frozen=True, kw_only=True, tag="step"):
     changes: list[LocationChange] = []
 
 
-Frame = Hello | Submit | Cancel | DropDecodeCache | Stop | Ready | Capacity | Refused | Answer | Step
+Frame = Hello | Submit | Cancel | DropDecodeCache | Stop | Ready | Capacity | Refused | Notice | Answer | Step
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(Frame)
 

@@ -1,5 +1,6 @@
 """How an SGLang engine of ours is started: its arguments, its environment, its free ports."""
 
+import importlib.util
 import os
 import socket
 from collections.abc import Mapping
@@ -45,6 +46,8 @@ def server_args(settings: SglangSettings, model_path: Path, *, plain: bool, rend
         "random_seed": 1,
         "log_level": settings.log_level,
     }
+    if settings.device == "cpu" and importlib.util.find_spec("torchvision") is None:
+        arguments["image_processor_backend"] = "pil"  # a stand-in of ours has the other one's name
     if settings.l1_tokens is not None:
         arguments["max_total_tokens"] = settings.l1_tokens
     if not plain:

@@ -83,6 +83,8 @@ _MEMBERS: dict[str, tuple[str, ...]] = {
         "mark_external_cache_stored_path",
         "_is_device_leaf",
     ),
+    f"{_SRT}.managers.schedule_batch.MultimodalDataItem": ("set_hash",),
+    f"{_SRT}.managers.schedule_batch.MultimodalProcessorOutput": ("build_padded_input_ids",),
     LINKER_WRAPPER: ("match", "_offload_node", "offload_nodes", "commit_completed_offloads"),
     f"{_SRT}.managers.tokenizer_manager.TokenizerManager": ("generate_request", "abort_request", "close_session"),
     f"{_SRT}.entrypoints.engine.Engine": (

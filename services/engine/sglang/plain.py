@@ -2,10 +2,12 @@
 
 import asyncio
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from schemas.block_key import token_bytes, token_list
+from schemas.media import Medium
 from schemas.serve import Finish, Sampling
 from services.engine.sglang.config import PluginConfig, SglangSettings
 from services.engine.sglang.frames import Answer, Frame, Refused, Submit
@@ -41,12 +43,18 @@ class PlainEngine:
         """Start the engine; EngineFailed if it does not come up."""
         await self._process.start()
 
-    async def generate(self, tokens: list[int], sampling: Sampling) -> PlainAnswer:
-        """The whole answer to a prompt. EngineFailed when SGLang refuses it or dies."""
+    async def generate(
+        self, tokens: list[int], sampling: Sampling, media: Sequence[Medium] = (), data: Sequence[bytes] = ()
+    ) -> PlainAnswer:
+        """The whole answer to a prompt, with `media` in it whose bytes are `data`. EngineFailed when SGLang refuses it
+        or dies."""
         rid = f"{next(self._numbers):08x}"
         future: asyncio.Future[PlainAnswer] = asyncio.get_running_loop().create_future()
         self._waiting[rid] = future
-        self._process.send("worker", Submit(rid=rid, tokens=token_bytes(tokens), sampling=sampling))
+        prompt = token_bytes(tokens)
+        self._process.send(
+            "worker", Submit(rid=rid, tokens=prompt, sampling=sampling, media=list(media), data=list(data))
+        )
         return await future
 
     async def stop(self) -> None:

@@ -30,6 +30,7 @@ from services.engine.sglang.frames import (
     DropDecodeCache,
     Frame,
     Hello,
+    Notice,
     Ready,
     Refused,
     Splitter,
@@ -37,7 +38,7 @@ from services.engine.sglang.frames import (
     Submit,
     pack,
 )
-from services.engine.sglang.media import media_arguments
+from services.engine.sglang.media import Placer, media_arguments
 from services.engine.sglang.phase_hint import phase_hint, shortest_answer
 from services.engine.sglang.plugin import die_with_parent, verify
 from services.engine.sglang.sessions import Sessions
@@ -123,6 +124,8 @@ class Worker:
         self._engine = engine
         self._manager = engine.tokenizer_manager
         self._config = config
+        processor = None if config.plain else self._manager.mm_processor
+        self._placer = None if processor is None else Placer(processor, lambda text: self._send(Notice(text=text)))
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._orders: set[asyncio.Task[None]] = set()
         self._rpc = asyncio.Lock()
@@ -167,7 +170,9 @@ class Worker:
     async def _serve(self, submit: Submit) -> None:
         try:
             await self._close_sessions(submit.session)
-            outputs = self._manager.generate_request(generate_input(submit, self._rendezvous_port))
+            if self._placer is not None:
+                self._placer.expect(submit.rid, submit.tokens, submit.media)
+            outputs = self._manager.generate_request(await self._input(submit))
             last = [output async for output in outputs][-1]
             if self._config.plain:
                 self._send(_answer(submit.rid, last))
@@ -175,6 +180,14 @@ class Worker:
             self._send(Refused(rid=submit.rid, reason=f"{type(error).__name__}: {error}"))
         finally:
             del self._tasks[submit.rid]
+            if self._placer is not None:
+                self._placer.forget(submit.rid)
+
+    async def _input(self, submit: Submit) -> Any:
+        """Images may have to be turned, which takes as long as their pixels."""
+        if not submit.data:
+            return generate_input(submit, self._rendezvous_port)
+        return await asyncio.to_thread(generate_input, submit, self._rendezvous_port)
 
     @property
     def _rendezvous_port(self) -> int:

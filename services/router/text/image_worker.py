@@ -16,12 +16,18 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 
 
 class Processor:
-    """One model's processor, as the Hugging Face library loads it from the model's folder."""
+    """One model's processor, as the Hugging Face library loads it from the model's folder.
 
-    def __init__(self, folder: str) -> None:
-        from transformers import AutoProcessor
+    `pil`: images are resized by Pillow although the library believes that torchvision is there, which is a stand-in.
+    """
+
+    def __init__(self, folder: str, *, pil: bool = False) -> None:
+        from transformers import AutoImageProcessor, AutoProcessor
 
         self._processor: Any = AutoProcessor.from_pretrained(folder)  # type: ignore[no-untyped-call] # the library's
+        if pil and getattr(getattr(self._processor, "image_processor", None), "backend", "pil") != "pil":
+            images: Any = AutoImageProcessor
+            self._processor.image_processor = images.from_pretrained(folder, backend="pil")
         self._tokenizer: Any = getattr(self._processor, "tokenizer", None)
         self._placeholder = str(getattr(self._processor, "image_token", ""))
         if self._tokenizer is None or not self._placeholder:
@@ -51,13 +57,14 @@ class Processor:
 class Worker:
     """Answers requests one after the other."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, pil: bool) -> None:
+        self._pil = pil
         self._processors: dict[str, Processor] = {}
 
     def handle(self, verb: str, key: str, payload: Any) -> Any:
         """The result of one request."""
         if key not in self._processors:
-            self._processors[key] = Processor(key)
+            self._processors[key] = Processor(key, pil=self._pil)
         if verb == "load":
             return None
         if verb != "layout":
@@ -66,5 +73,4 @@ class Worker:
 
 
 if __name__ == "__main__":
-    without_gpu_packages()
-    sys.exit(run(Worker().handle))
+    sys.exit(run(Worker(pil=without_gpu_packages()).handle))

@@ -63,10 +63,12 @@ def _answer(handle: Handle, number: int, verb: str, key: str, payload: Any) -> l
         return [number, f"{type(error).__name__}: {error}", None]
 
 
-def without_gpu_packages() -> None:
-    """Where a package that SGLang imports and only GPUs need is missing, its stand-in of our engine is found."""
-    if importlib.util.find_spec("torchvision") is None:
+def without_gpu_packages() -> bool:
+    """Where a package that SGLang imports and only GPUs need is missing, its stand-in of our engine is found: true."""
+    missing = importlib.util.find_spec("torchvision") is None
+    if missing:
         sys.path.append(str(Path(__file__).parents[2] / "engine" / "sglang" / "cpu_stubs"))
+    return missing
 
 
 def run(handle: Handle) -> int:
