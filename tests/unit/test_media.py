@@ -9,6 +9,8 @@ import sys
 from array import array
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,7 +19,7 @@ from hypothesis import strategies as st
 from schemas.block_key import PAIRS, PLAIN, full_blocks, token_bytes, token_list
 from schemas.kv import BlockMedia
 from schemas.media import Medium, block_media, placeholder_ids
-from services.engine.sglang.media import media_arguments, upright
+from services.engine.sglang.media import Placer, alike, media_arguments, upright
 from services.router.text.layout import Image, Layout, NotLaidOut, Shown, expanded, laid_out
 
 CAT, DOG = (hashlib.sha256(name).digest() for name in (b"cat", b"dog"))
@@ -105,6 +107,34 @@ def test_sglang_hashes_a_prompt_with_media_as_we_do_whatever_its_processor_had_b
         *(True, True, True, False),
         ["media are not found again: Processor lays them out otherwise, the prompt has 12 tokens instead of 11"],
     ]
+
+
+def test_a_medium_that_leaves_no_mark_in_the_tokens_is_noticed() -> None:
+    """SGLang's models that leave placeholders as they are would answer one image from the KV of another."""
+
+    def asked(tokens: list[int], offset: int | None) -> SimpleNamespace:
+        item = SimpleNamespace(
+            padding_values=lambda: (71, 72), offsets=None if offset is None else [(offset, offset + 2)]
+        )
+        return SimpleNamespace(origin_input_ids=array("q", tokens), multimodal_inputs=SimpleNamespace(mm_items=[item]))
+
+    assert not alike(SimpleNamespace(origin_input_ids=array("q", [1]), multimodal_inputs=None))
+    assert not alike(asked([1, 71, 72, 71], 1))
+    assert not alike(asked([71, 72, 1, PAD], 2)), "put somewhere else"
+    assert not alike(asked([1, 72], None))
+    assert alike(asked([1, PAD, PAD, PAD], 1))
+    assert alike(asked([1], 4))
+
+
+async def test_a_model_that_sglang_does_not_know_itself_takes_no_images() -> None:
+    class TransformersAutoMultimodalProcessor:
+        async def process_mm_data_async(self, **_rest: Any) -> None:
+            raise AssertionError("not reached")
+
+    processor = TransformersAutoMultimodalProcessor()
+    Placer(processor, print)
+    with pytest.raises(ValueError, match="it takes text only"):
+        await processor.process_mm_data_async(request_obj=SimpleNamespace(rid="a"))
 
 
 def test_no_hash_goes_with_a_request_that_sglang_may_refuse_for_it() -> None:

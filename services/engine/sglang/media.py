@@ -79,6 +79,26 @@ def place(made: Any, tokens: bytes, media: Sequence[Medium]) -> str:
     return f"token {other[0]} of the prompt is {found[other[0]]} instead of {expected[other[0]]}" if len(other) else ""
 
 
+ALIKE = (
+    "SGLang keys all images of this model alike, so that one would be answered from another's KV: it takes text only"
+)
+_TRANSFORMERS = "TransformersAutoMultimodalProcessor"
+"""The processor of models that SGLang does not know itself: their placeholders stay as they are, and their processor
+takes no tokens."""
+
+
+def alike(request: Any) -> bool:
+    """Whether SGLang's request shows a medium that left no mark in its tokens: another one would find its KV."""
+    inputs, tokens = request.multimodal_inputs, request.origin_input_ids
+    if inputs is None:
+        return False
+    for item in inputs.mm_items:
+        ids, first = set(item.padding_values()), item.offsets[0][0] if item.offsets else 0
+        if not (first < len(tokens) and tokens[first] in ids) and ids.isdisjoint(tokens):
+            return True
+    return False
+
+
 class Placer:
     """Stands between SGLang and its processor of media; media of prompts it was not told of stay as they are.
 
@@ -103,6 +123,8 @@ class Placer:
         self._prompts.pop(rid, None)
 
     async def _placed(self, *arguments: Any, request_obj: Any, **rest: Any) -> Any:
+        if self._name == _TRANSFORMERS:
+            raise ValueError(ALIKE)
         made = await self._process(*arguments, request_obj=request_obj, **rest)
         prompt = self._prompts.get(request_obj.rid)
         if made is not None and prompt is not None:

@@ -21,6 +21,7 @@ from sglang.srt.runtime_context import get_disagg
 from schemas.phase import Phase
 from services.engine.sglang import names
 from services.engine.sglang.attachment import Attachment
+from services.engine.sglang.media import ALIKE, alike
 from services.engine.sglang.phase_hint import StopTokens, apply_shortest_answer, hinted_phase
 
 _PREFILL, _DECODE = DisaggregationMode.PREFILL, DisaggregationMode.DECODE
@@ -110,6 +111,8 @@ class SymmetricScheduler(Scheduler):  # type: ignore[misc] # SGLang has no types
 
     def _add_request_to_queue(self, req: Any, is_retracted: bool = False) -> None:
         """A new prefill request waits until what the arena holds of its prefix is on the device."""
+        if not is_retracted and alike(req):
+            req.set_finish_with_abort(ALIKE)
         attachment = self.attachment
         fresh = self._in_prefill and not is_retracted and not req.finished() and req.to_finish is None
         if fresh and attachment is not None and attachment.restorer.begin(req):
