@@ -17,6 +17,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from schemas.directory import MatchReply, NodeMatch, Piece
 from schemas.iteration_model import IterationModel
 from schemas.kv import Capacities, NodeHello
@@ -26,6 +28,7 @@ from services.planner.core.decide import Situation, choose
 from services.planner.core.demand import Demand
 from services.planner.core.fleet import Node
 from services.planner.core.options import DecideSettings
+from services.planner.core.starts import LENGTHS
 from services.planner.core.throughput import NodeLimits
 from services.planner.core.windows import Slice, SliceKind
 from services.router.core.load import Booking, Ledger
@@ -149,7 +152,10 @@ def _slice(draw: random.Random, start: float) -> Slice:
             ),
             13.0,
         )
-    return Slice(start, SliceKind.KNOWN, demand.requests, demand.workload(), draw.uniform(180, 220), demand)
+    demand.starts.iterated(2000 * 5000, 2000 * 7.5e8, 0)
+    demand.starts.ran(np.zeros(LENGTHS), np.zeros(LENGTHS))
+    q = draw.uniform(180, 220)
+    return Slice(start, SliceKind.KNOWN, demand.requests, demand.workload(), q, in_flight=1.1 * q, demand=demand)
 
 
 def _hello(name: str) -> NodeHello:
