@@ -23,12 +23,11 @@ from schemas.directory import MatchReply, NodeMatch, Piece
 from schemas.iteration_model import IterationModel
 from schemas.kv import Capacities, NodeHello
 from schemas.phase import Phase
-from schemas.telemetry import KvUse, NodeTelemetry, RequestTelemetry, TierUse
+from schemas.telemetry import LENGTH_CLASSES, KvUse, NodeTelemetry, RequestTelemetry, TierUse
 from services.planner.core.decide import Situation, choose
 from services.planner.core.demand import Demand
 from services.planner.core.fleet import Node
 from services.planner.core.options import DecideSettings
-from services.planner.core.starts import LENGTHS
 from services.planner.core.throughput import NodeLimits
 from services.planner.core.windows import Slice, SliceKind
 from services.router.core.load import Booking, Ledger
@@ -153,7 +152,7 @@ def _slice(draw: random.Random, start: float) -> Slice:
             13.0,
         )
     demand.starts.iterated(2000 * 5000, 2000 * 7.5e8, 0)
-    demand.starts.ran(np.zeros(LENGTHS), np.zeros(LENGTHS))
+    demand.starts.ran(np.zeros(LENGTH_CLASSES), np.zeros(LENGTH_CLASSES))
     q = draw.uniform(180, 220)
     return Slice(start, SliceKind.KNOWN, demand.requests, demand.workload(), q, in_flight=1.1 * q, demand=demand)
 

@@ -8,6 +8,14 @@ from msgspec import Meta
 from schemas.codec import Count, Decoder, Incarnation, Message, Seconds, UnixTime
 from schemas.phase import Phase
 
+LENGTH_CLASSES = 32
+"""Classes of answers by length: class k has those of 2**k to 2**(k+1) - 1 tokens, the first also those without any."""
+
+
+def length_class(tokens: int) -> int:
+    """The class of an answer of so many tokens."""
+    return min(LENGTH_CLASSES - 1, max(0, tokens.bit_length() - 1))
+
 
 class Iteration(msgspec.Struct, frozen=True, kw_only=True):
     """One engine iteration: the terms of the iteration-time models, summed over its batch.
@@ -57,8 +65,8 @@ class KvUse(msgspec.Struct, frozen=True, kw_only=True):
 class NodeTelemetry(Message, frozen=True, kw_only=True):
     """`telemetry.node`: a node's heartbeat, every second; router and planner judge liveness from it alone.
 
-    `decoding_by_length`: running decode requests by the tokens they have given: element k counts those with 2^k to
-    2^(k+1) - 1 (element 0: at most one); what is not said is 0.
+    `decoding_by_length`: running decode requests by the class of their answer so far (`length_class`): element k counts
+    those with 2^k to 2^(k+1) - 1 tokens, element 0 those with at most one; what is not said is 0.
     `incarnation` and `last_kv_seq` are the pool's (they go with kv.location); `engine_incarnation` changes when the
     engine process was started anew, so that its requests are gone.
     """
@@ -75,7 +83,7 @@ class NodeTelemetry(Message, frozen=True, kw_only=True):
     engine_incarnation: Incarnation = 0
     running_prefill: Count = 0
     running_decode: Count = 0
-    decoding_by_length: Annotated[list[Count], Meta(max_length=32)] = []
+    decoding_by_length: Annotated[list[Count], Meta(max_length=LENGTH_CLASSES)] = []
     ready: bool = True
 
 

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.phase import Phase
-from schemas.telemetry import Iteration, IterationBatch, RequestTelemetry
+from schemas.telemetry import LENGTH_CLASSES, Iteration, IterationBatch, RequestTelemetry, length_class
 from services.engine.core.answers import by_length
 from services.planner.core.demand import Demand
-from services.planner.core.starts import LEAST_STARTS, LENGTHS, Starts, length_class
+from services.planner.core.starts import LEAST_STARTS, Starts
 from services.planner.core.windows import Windows, WindowSettings
 
 lives = st.lists(st.tuples(st.integers(0, 50), st.integers(1, 300)), min_size=1, max_size=60)
@@ -22,7 +22,7 @@ def slice_of(requests: list[tuple[int, int]], first: int, last: int) -> Starts:
     """What a planner sees of the seconds [first, last)."""
 
     def running(now: int) -> np.ndarray:
-        found = np.zeros(LENGTHS)
+        found = np.zeros(LENGTH_CLASSES)
         counts = by_length(now - began for began, tokens in requests if began < now < began + tokens)
         found[: len(counts)] = counts
         return found
@@ -151,7 +151,7 @@ def test_where_nodes_do_not_tell_lengths_it_is_the_mean_of_those_that_ended(rows
             demand.add(request(number, tokens, uncached, media), None)
     pairs = float(plain.moments[0, 2])
     told.starts.iterated(sum(row[1] for row in rows), pairs, sum(row[2] for row in rows))
-    told.starts.ran(np.zeros(LENGTHS), np.zeros(LENGTHS))
+    told.starts.ran(np.zeros(LENGTH_CLASSES), np.zeros(LENGTH_CLASSES))
     assert told.starts.known == (len(rows) >= LEAST_STARTS)
     expected, found = plain.workload(), told.workload()
     assert expected is not None
@@ -166,7 +166,7 @@ def test_where_nodes_do_not_tell_lengths_it_is_the_mean_of_those_that_ended(rows
 def test_a_class_has_the_answers_from_one_power_of_two_to_the_next(tokens: int) -> None:
     k = length_class(tokens)
     assert k == 0 or 2**k <= tokens
-    assert tokens < 2 ** (k + 1) or k == LENGTHS - 1
+    assert tokens < 2 ** (k + 1) or k == LENGTH_CLASSES - 1
     assert by_length([tokens])[k] == 1
     assert sum(by_length([tokens, 1, 0])) == 3
 
@@ -174,5 +174,5 @@ def test_a_class_has_the_answers_from_one_power_of_two_to_the_next(tokens: int) 
 def test_nothing_runs_nothing_is_counted() -> None:
     assert by_length([]) == []
     empty = Starts()
-    empty.ran(np.zeros(LENGTHS), np.zeros(LENGTHS))
+    empty.ran(np.zeros(LENGTH_CLASSES), np.zeros(LENGTH_CLASSES))
     assert not empty.known

@@ -6,12 +6,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from schemas.serve import Finish, LegUpdate, RequestState
+from schemas.telemetry import length_class
 from services.engine.backend import LegKey
 
 
 def by_length(given: Iterable[int]) -> list[int]:
-    """How many of these have 2**k to 2**(k+1) - 1 tokens (k = 0: at most one), by k, up to the last that is not 0."""
-    counts = Counter(min(31, max(0, tokens.bit_length() - 1)) for tokens in given)
+    """How many of these answers are of each class of lengths, up to the last that has any."""
+    counts = Counter(map(length_class, given))
     return [counts[k] for k in range(max(counts, default=-1) + 1)]
 
 

@@ -5,13 +5,11 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from schemas.phase import Workload
 from schemas.telemetry import RequestTelemetry
-from services.planner.core.starts import Starts
+from services.planner.core.starts import Starts, Vector
 
-Vector = npt.NDArray[np.float64]
 FEATURES = 5
 """Of a request: 1, t_uc, A, t_c and media, in this order."""
 _COMPUTED = (1, 2, 4)

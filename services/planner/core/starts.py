@@ -12,21 +12,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from schemas.telemetry import LENGTH_CLASSES, length_class
+
 Vector = npt.NDArray[np.float64]
-LENGTHS = 32
-"""Classes of answers: class k has those of 2**k to 2**(k+1) - 1 tokens."""
 LEAST_STARTS = 8.0
 """Fewer say less than the requests that ended."""
 _PREFILL_FEATURES = 3
-
-
-def length_class(tokens: int) -> int:
-    """The class of an answer of so many tokens (none counts as one)."""
-    return min(LENGTHS - 1, max(0, tokens.bit_length() - 1))
-
-
-def _zeros(size: int) -> Vector:
-    return np.zeros(size)
 
 
 @dataclass(slots=True)
@@ -35,10 +26,10 @@ class Starts:
     `reached[k]`: those that came to 2**k tokens, so `reached[0]` began (0: not known). `prefill`: uncached tokens,
     query-key pairs and media of the prefill iterations."""
 
-    ended: Vector = field(default_factory=lambda: _zeros(LENGTHS))
-    tokens: Vector = field(default_factory=lambda: _zeros(LENGTHS))
-    reached: Vector = field(default_factory=lambda: _zeros(LENGTHS + 1))
-    prefill: Vector = field(default_factory=lambda: _zeros(_PREFILL_FEATURES))
+    ended: Vector = field(default_factory=lambda: np.zeros(LENGTH_CLASSES))
+    tokens: Vector = field(default_factory=lambda: np.zeros(LENGTH_CLASSES))
+    reached: Vector = field(default_factory=lambda: np.zeros(LENGTH_CLASSES + 1))
+    prefill: Vector = field(default_factory=lambda: np.zeros(_PREFILL_FEATURES))
 
     def end(self, tokens: int) -> None:
         """A request ended with so many output tokens."""
@@ -53,7 +44,7 @@ class Starts:
     def ran(self, before: Vector, after: Vector) -> None:
         """Requests in decode by class at the beginning and at the end of the slice: what came to a class is what there
         is more of, what ended there, and what went on from there."""
-        for k in range(LENGTHS - 1, -1, -1):
+        for k in range(LENGTH_CLASSES - 1, -1, -1):
             self.reached[k] = max(0.0, after[k] - before[k] + self.ended[k] + self.reached[k + 1])
 
     def plus(self, other: "Starts") -> "Starts":
@@ -72,7 +63,7 @@ class Starts:
 
     def output_tokens(self) -> float:
         """Mean answer of a request that begins. Of those that come to more than anybody did, what they have counts."""
-        share, mean, last = 1.0, 0.0, int(np.flatnonzero(self.reached[:LENGTHS] + self.ended).max(initial=0))
+        share, mean, last = 1.0, 0.0, int(np.flatnonzero(self.reached[:LENGTH_CLASSES] + self.ended).max(initial=0))
         for k in range(last + 1):
             came_to_end = self.reached[k + 1] + self.ended[k]
             if came_to_end > 0:

@@ -14,9 +14,9 @@ import msgspec
 import numpy as np
 
 from schemas.phase import Phase, Workload
-from schemas.telemetry import IterationBatch, RequestTelemetry
-from services.planner.core.demand import Demand, Pauses, Vector
-from services.planner.core.starts import LENGTHS
+from schemas.telemetry import LENGTH_CLASSES, IterationBatch, RequestTelemetry
+from services.planner.core.demand import Demand, Pauses
+from services.planner.core.starts import Vector
 
 
 class SliceKind(StrEnum):
@@ -214,7 +214,7 @@ class Windows:
 
     def _begun(self) -> None:
         """Tell what began in the slice that ends now."""
-        running = np.zeros(LENGTHS)
+        running = np.zeros(LENGTH_CLASSES)
         for source in self._nodes.values():
             running[: len(source.by_length)] += source.by_length
         before, self._ran = self._ran, running
