@@ -138,7 +138,13 @@ class _Fetch:
         while True:
             self.changed.clear()
             await self._pin_missing()
-            if self._cancelled or not self._plan():
+            if self._cancelled:
+                return
+            if self.changed.is_set():  # a pull ended meanwhile: count it, and pin what it brought, before planning
+                self._awaited = None
+                self._collect()
+                continue
+            if not self._plan():
                 return
             left_s = self._deadline_s - self._clock.now()
             try:

@@ -10,6 +10,7 @@ import pytest
 
 from schemas.pool import LeaseReply
 from schemas.subjects import Subjects
+from services.kvpool.fetch import _Fetch
 from services.kvpool.transfer import BlockCopy, CopyJob, Outcome
 from tests.pool_cluster import settled, world
 from tests.pool_node import BLOCK_BYTES, Node, connect
@@ -299,3 +300,23 @@ async def test_a_prefix_longer_than_a_batch_comes_in_several(tmp_path: Path, tra
         assert (reply.blocks, reply.fetched) == (300, 300)
         assert pools["a"].holds_right_bytes(chain)
         await settled(pools["b"], held=0, used=300)
+
+
+async def test_a_pull_that_ends_while_blocks_are_pinned_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pin_missing = _Fetch._pin_missing
+
+    async def after_all_pulls(fetch: _Fetch) -> None:
+        async with asyncio.timeout(20):
+            while not all(pull.over for pull in fetch._pulls):
+                await asyncio.sleep(0.01)
+        await pin_missing(fetch)
+
+    monkeypatch.setattr(_Fetch, "_pin_missing", after_all_pulls)
+    async with world(tmp_path, "ab", capacity_blocks=400, debug_checks=False) as pools:
+        chain = context("chain", 300)
+        for start in range(0, 300, 100):
+            await pools["b"].write(chain[start : start + 100], parent=chain[start - 1] if start else b"")
+        reply = await pools["a"].fetch("f", chain, [("b", 0, 300)])
+        assert (reply.blocks, reply.fetched, reply.transport) == (300, 300, "shm")
