@@ -78,7 +78,8 @@ class Planner:
         self.switches.restarted(beat.node, beat.engine_incarnation, now)
         waiting = beat.waiting if beat.phase.serves(Phase.PREFILL) else 0  # on decode nodes: legs whose prefill goes on
         in_flight = waiting + beat.running_prefill + beat.running_decode
-        self.windows.node_beat(beat.node, beat.running_decode, in_flight, now, tuple(beat.decoding_by_length))
+        lengths = tuple(beat.decoding_by_length)
+        self.windows.node_beat(beat.node, beat.running_decode, in_flight, now, lengths, beat.engine_incarnation)
 
     def router_heard(self, router: str, now: float) -> None:
         """A router's heartbeat."""

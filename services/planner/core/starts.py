@@ -24,12 +24,13 @@ _PREFILL_FEATURES = 3
 class Starts:
     """Sums over a slice. `ended[k]`, `tokens[k]`: requests that ended with an answer of class k, and their tokens;
     `reached[k]`: those that came to 2**k tokens, so `reached[0]` began (0: not known). `prefill`: uncached tokens,
-    query-key pairs and media of the prefill iterations."""
+    query-key pairs and media of the prefill iterations. `told`: what ran at both ends is known."""
 
     ended: Vector = field(default_factory=lambda: np.zeros(LENGTH_CLASSES))
     tokens: Vector = field(default_factory=lambda: np.zeros(LENGTH_CLASSES))
     reached: Vector = field(default_factory=lambda: np.zeros(LENGTH_CLASSES + 1))
     prefill: Vector = field(default_factory=lambda: np.zeros(_PREFILL_FEATURES))
+    told: bool = False
 
     def end(self, tokens: int) -> None:
         """A request ended with so many output tokens."""
@@ -44,22 +45,24 @@ class Starts:
     def ran(self, before: Vector, after: Vector) -> None:
         """Requests in decode by class at the beginning and at the end of the slice: what came to a class is what there
         is more of, what ended there, and what went on from there."""
+        self.told = True
         for k in range(LENGTH_CLASSES - 1, -1, -1):
             self.reached[k] = max(0.0, after[k] - before[k] + self.ended[k] + self.reached[k + 1])
 
     def plus(self, other: "Starts") -> "Starts":
-        """Both together."""
+        """Both together; what began is told where both tell it."""
         return Starts(
             self.ended + other.ended,
             self.tokens + other.tokens,
             self.reached + other.reached,
             self.prefill + other.prefill,
+            self.told and other.told,
         )
 
     @property
     def known(self) -> bool:
         """Whether enough began to say what begins, and its prefill was seen."""
-        return bool(self.reached[0] >= LEAST_STARTS and self.prefill[0] > 0)
+        return bool(self.told and self.reached[0] >= LEAST_STARTS and self.prefill[0] > 0)
 
     def output_tokens(self) -> float:
         """Mean answer of a request that begins. Of those that come to more than anybody did, what they have counts."""
@@ -70,7 +73,7 @@ class Starts:
                 if self.ended[k]:
                     mean += share * self.tokens[k] / came_to_end
                 share *= self.reached[k + 1] / came_to_end
-        return mean + share * float(2**last)
+        return float(mean + share * 2**last)
 
     def means(self) -> Sequence[float]:
         """Uncached tokens, query-key pairs and media of a request that begins."""

@@ -69,9 +69,14 @@ class _Source:
     decoding: int = 0
     in_flight: int = 0
     by_length: tuple[int, ...] = ()
+    engine: int = 0
     silence_s: float = 0.0
     decode_area: float = 0.0
     flight_area: float = 0.0
+
+    @property
+    def tells_lengths(self) -> bool:
+        return bool(self.by_length) or not self.decoding
 
     def count_to(self, now: float) -> None:
         self.decode_area += self.decoding * max(0.0, now - self.counted_to)
@@ -95,7 +100,7 @@ class Windows:
         self._nodes: dict[str, _Source] = {}
         self._routers: dict[str, _Source] = {}
         self._sums = Demand()
-        self._ran: Vector | None = None
+        self._ran: tuple[dict[str, int], Vector] | None = None
         self._pauses = Pauses()
         self._gone = False
         self._switch_active = False
@@ -105,11 +110,13 @@ class Windows:
         self._window: list[Slice] = []
         self._recent: deque[tuple[Slice, Demand]] = deque(maxlen=settings.slices)
 
-    def node_beat(self, node: str, decoding: int, in_flight: int, now: float, by_length: tuple[int, ...] = ()) -> None:
+    def node_beat(
+        self, node: str, decoding: int, in_flight: int, now: float, by_length: tuple[int, ...] = (), engine: int = 0
+    ) -> None:
         """A heartbeat of a node: its running decode requests, and all that are there, each counted on one node;
-        `by_length`: the former by the class of their answers so far."""
+        `by_length`: the former by the class of their answers so far; `engine` is another one after a restart."""
         self._beat(self._nodes, node, decoding, in_flight, now)
-        self._nodes[node].by_length = by_length
+        self._nodes[node].by_length, self._nodes[node].engine = by_length, engine
 
     def router_beat(self, router: str, now: float) -> None:
         """A heartbeat of a router: requests that end there would be reported."""
@@ -213,13 +220,15 @@ class Windows:
         return closed
 
     def _begun(self) -> None:
-        """Tell what began in the slice that ends now."""
+        """Tell what began in the slice that ends now, if the same engines told at both ends what ran there."""
+        engines = {name: source.engine for name, source in self._nodes.items()}
         running = np.zeros(LENGTH_CLASSES)
         for source in self._nodes.values():
             running[: len(source.by_length)] += source.by_length
-        before, self._ran = self._ran, running
-        if self._by_start and before is not None:
-            self._sums.starts.ran(before, running)
+        before = self._ran
+        self._ran = (engines, running) if all(source.tells_lengths for source in self._nodes.values()) else None
+        if self._by_start and before is not None and self._ran is not None and before[0] == engines:
+            self._sums.starts.ran(before[1], running)
 
     def _kind(self) -> SliceKind:
         if self._switch_overlap:
