@@ -57,6 +57,9 @@ def run(wanted: Wanted) -> Run:
     """Run it, write what was asked for, and return it; CommandError for anything that cannot be done."""
     if wanted.traces is not None:
         os.environ["EI_TRACES"] = str(wanted.traces)
+    for path in (wanted.json, wanted.record):
+        if path is not None and not path.parent.is_dir():
+            raise CommandError(f"{path}: there is no folder {path.parent}")
     try:
         scenario = _changed(read_scenario(wanted.scenario), wanted)
         found = simulate(scenario, wanted.system, seed=wanted.seed, slices=wanted.record is not None)
@@ -84,7 +87,11 @@ def _changed(scenario: Scenario, wanted: Wanted) -> Scenario:
     if wanted.agents is not None:
         first, *rest = scenario.work
         changes["work"] = [msgspec.structs.replace(first, agents=wanted.agents), *rest]
-    return msgspec.structs.replace(scenario, **changes)
+    changed = msgspec.to_builtins(msgspec.structs.replace(scenario, **changes))
+    try:
+        return msgspec.convert(changed, Scenario)
+    except msgspec.ValidationError as error:
+        raise ScenarioError(f"{wanted.scenario}: {error}") from error
 
 
 def document(run: Run) -> dict[str, Any]:

@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
+from schemas.codec import Seconds, SmallCount
 from schemas.phase import Split
 from services.simulator.agents import Agents, Mix
 from services.simulator.hardware import PROFILES, Hardware
@@ -20,6 +22,8 @@ from services.simulator.report import figures, off_best_pct, over_time, prefill_
 from services.simulator.systems.catalogue import SYSTEMS
 from services.simulator.trace import load_trace
 from services.simulator.world import World
+
+Above = Annotated[float, Meta(gt=0, le=1e9)]
 
 
 class ScenarioError(Exception):
@@ -35,15 +39,15 @@ class Work(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """
 
     trace: str
-    agents: int = 0
-    per_minute: float = 0.0
-    max_pause_s: float | None = None
-    output_scale: float = 1.0
+    agents: SmallCount = 0
+    per_minute: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
+    max_pause_s: Seconds | None = None
+    output_scale: Above = 1.0
     media: bool = False
-    since_s: float = 0.0
-    until_s: float | None = None
-    ramp_s: float | None = None
-    resize: list[tuple[float, int]] = []
+    since_s: Seconds = 0.0
+    until_s: Seconds | None = None
+    ramp_s: Seconds | None = None
+    resize: list[tuple[Seconds, SmallCount]] = []
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -56,17 +60,27 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     name: str
     hardware: str
     split: str
-    work: list[Work]
-    warm_up_s: float = 1800.0
-    scored_s: float = 3600.0
-    media_s: float = 0.0
-    ramp_s: float = 600.0
+    work: Annotated[list[Work], Meta(min_length=1)]
+    warm_up_s: Seconds = 1800.0
+    scored_s: Above = 3600.0
+    media_s: Seconds = 0.0
+    ramp_s: Seconds = 600.0
     midway: bool = False
     periods_s: list[tuple[float, float]] = []
 
     @property
     def ends_s(self) -> float:
         return self.warm_up_s + self.scored_s
+
+    def start(self) -> Split:
+        """The split at the start, which has a node of each phase."""
+        try:
+            split = Split.parse(self.split)
+        except ValueError as error:
+            raise ScenarioError(f"{self.name}: {error}") from error
+        if not (split.prefill and split.decode):
+            raise ScenarioError(f"{self.name}: split {self.split!r} leaves a phase without a node")
+        return split
 
     def profile(self) -> Hardware:
         """The hardware, with what this scenario adds to its times."""
@@ -111,7 +125,7 @@ def simulate(
     began = time.process_time()
     system = SYSTEMS[system_id]()
     recorder = Recorder(slices=slices)
-    world = World(scenario.profile(), Split.parse(scenario.split), system, seed=seed, watch=recorder)
+    world = World(scenario.profile(), scenario.start(), system, seed=seed, watch=recorder)
     agents = Agents(world.agenda, world.arrive, seed)
     world.finished = agents.answered
     for work in scenario.work:

@@ -161,7 +161,7 @@ def test_a_scenario_from_the_command_line(tmp_path: Path) -> None:
 
 def test_an_unknown_system_is_named(tmp_path: Path) -> None:
     scenario = tmp_path / "s.toml"
-    scenario.write_text('name = "s"\nhardware = "glm-5.2/gb300"\nsplit = "2P2D"\nwork = []\n')
+    scenario.write_text('name = "s"\nhardware = "glm-5.2/gb300"\nsplit = "2P2D"\n[[work]]\ntrace = "t"\n')
     result = CliRunner().invoke(app, ["simulate", str(scenario), "--system", "nobody"])
     assert result.exit_code == 1
     assert "system 'nobody' is none of ours" in result.output
