@@ -5,7 +5,16 @@ from typing import ClassVar
 import msgspec
 
 from schemas.phase import Split
-from services.planner.core.options import DRY_RUN, MODES, DecideSettings, ModelSettings, PlannerSettings
+from services.planner.core.decide import LEAST_SLICES
+from services.planner.core.options import (
+    DRY_RUN,
+    MODES,
+    Above,
+    DecideSettings,
+    ModelSettings,
+    NotBelow0,
+    PlannerSettings,
+)
 from services.planner.core.windows import WindowSettings
 from services.settings import ServiceSettings
 
@@ -21,13 +30,13 @@ class PlannerServiceSettings(ServiceSettings, kw_only=True):
 
     service: ClassVar[str] = "planner"
 
-    node_timeout_s: float = 3.0
-    switch_timeout_s: float = 600.0
-    settle_s: float = 0.2
+    node_timeout_s: Above = 3.0
+    switch_timeout_s: Above = 600.0
+    settle_s: NotBelow0 = 0.2
     block_size: int = 16
-    slice_s: float = 60.0
+    slice_s: Above = 60.0
     slices: int = 10
-    max_gap_s: float = 5.0
+    max_gap_s: Above = 5.0
     mode: str = DRY_RUN
     initial_split: str = ""
     warm_up: bool = True
@@ -39,6 +48,10 @@ class PlannerServiceSettings(ServiceSettings, kw_only=True):
         for key in ("node_timeout_s", "switch_timeout_s", "slice_s", "slices", "max_gap_s", "block_size"):
             if getattr(self, key) <= 0:
                 raise ValueError(f"`{key}` {getattr(self, key)} is not above 0")
+        if self.slices < LEAST_SLICES:
+            raise ValueError(f"`slices` {self.slices}: a decision needs {LEAST_SLICES}")
+        if 0 < self.decide.early_slices < LEAST_SLICES:
+            raise ValueError(f"`decide.early_slices` {self.decide.early_slices}: a decision needs {LEAST_SLICES}")
         if self.decide.early_slices > self.slices:
             raise ValueError(
                 f"`decide.early_slices` {self.decide.early_slices} is more than a window has: {self.slices}"
@@ -46,7 +59,9 @@ class PlannerServiceSettings(ServiceSettings, kw_only=True):
         if self.mode not in MODES:
             raise ValueError(f"`mode` {self.mode!r} is none of {', '.join(MODES)}")
         if self.initial_split:
-            Split.parse(self.initial_split)
+            split = Split.parse(self.initial_split)
+            if not (split.prefill and split.decode):
+                raise ValueError(f"`initial_split` {self.initial_split!r} leaves a phase without a node")
 
     def policy(self) -> PlannerSettings:
         """The part the core reads."""

@@ -10,7 +10,8 @@ from services.planner.core.windows import WindowSettings
 
 ON, OFF, DRY_RUN = "on", "off", "dry-run"
 MODES = (ON, OFF, DRY_RUN)
-Above = Annotated[float, Meta(gt=0)]
+Above = Annotated[float, Meta(gt=0, le=1e9)]
+NotBelow0 = Annotated[float, Meta(ge=0, le=1e9)]
 Share = Annotated[float, Meta(ge=0, lt=1)]
 Count = Annotated[int, Meta(ge=1)]
 
@@ -28,13 +29,13 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     rows_kept: Count = 1800
     newest: Count = 10
     target_error: Above = 0.07
-    warm_up_least_s: float = 60.0
+    warm_up_least_s: NotBelow0 = 60.0
     warm_up_limit_s: Above = 1800.0
     refit_s: Above = 5.0
     optional_terms: bool = True
-    knee_tokens: tuple[int, ...] = (256, 512, 1024, 2048, 4096, 8192)
-    experts_per_token: int = 0
-    experts: int = 0
+    knee_tokens: tuple[Count, ...] = (256, 512, 1024, 2048, 4096, 8192)
+    experts_per_token: Annotated[int, Meta(ge=0)] = 0
+    experts: Annotated[int, Meta(ge=0)] = 0
 
 
 class DecideSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,12 +58,12 @@ class DecideSettings(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     stderrs: Above = 2.0
-    cooldown_s: float = 120.0
+    cooldown_s: NotBelow0 = 120.0
     closed_loop: bool = True
     by_start: bool = True
     latency_slack: Share = 0.05
-    latency_weight: Annotated[float, Meta(ge=0)] = 0.015
-    target_weight: Annotated[float, Meta(ge=0)] = 1.0
+    latency_weight: NotBelow0 = 0.015
+    target_weight: NotBelow0 = 1.0
     ttft_target_s: Above | None = None
     tpot_target_s: Above | None = None
     safe_switch: bool = True
