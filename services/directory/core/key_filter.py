@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 LEAST_BITS = 20
 FULL_SHARE = 4
-"""Made anew when it has so many keys that one of this many bits might be set."""
+"""A table with a key for every so many bits is full, and made anew."""
 ROOM = 16
 """Bits a key of a table that is made anew."""
 PIECE_KEYS = 1 << 15

@@ -76,6 +76,7 @@ class _Source:
 
     @property
     def tells_lengths(self) -> bool:
+        """Whether it says how long the answers are that run there."""
         return bool(self.by_length) or not self.decoding
 
     def count_to(self, now: float) -> None:
